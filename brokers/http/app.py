@@ -95,9 +95,11 @@ async def served(
     rights, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
-    app.middlewares.append(authenticated(worker.gate, worker.limits, worker.audit))
-    if worker.authorization is not None:
-        app.middlewares.append(authorized(worker, worker.authorization))
+    app.middlewares.append(
+        authenticated(worker.access.gate, worker.access.limits, worker.access.audit)
+    )
+    if worker.access.authorization is not None:
+        app.middlewares.append(authorized(worker, worker.access.authorization))
     app.on_response_prepare.append(_signed)
     is_local = listening.family == socket.AF_UNIX
     # Linux has it. All connections inherit it.
@@ -117,8 +119,8 @@ async def served(
             connections.made,
             port="http",
             backlog=BACKLOG,
-            certificates=worker.certificates,
-            handshakes=worker.handshakes,
+            certificates=worker.access.certificates,
+            handshakes=worker.access.handshakes,
         )
         yield
     finally:

@@ -107,7 +107,7 @@ class Connections:
                 "Overloaded",
                 f"{self._problem}; try again, or use another broker",
             )
-        limits = self._worker.limits
+        limits = self._worker.access.limits
         address = None if peer is None else limits.of_address(peer)
         if address is not None and not limits.connect(Surface.HTTP, address):
             problem = (
@@ -124,7 +124,7 @@ class Connections:
         self._open -= 1
         self._worker.client_problems.pop(PROBLEM, None)
         for identity in identities:
-            self._worker.limits.disconnect(Surface.HTTP, identity)
+            self._worker.access.limits.disconnect(Surface.HTTP, identity)
 
     def reject(self, transport: asyncio.Transport, overload: Overload) -> None:
         """Send a caller the reason for its rejection, and disconnect it soon, whether or not it
@@ -175,7 +175,7 @@ class Connections:
         )
 
     def _log_wrong_port(self, request: web.BaseRequest, reason: str, problem: str) -> str:
-        due = self._worker.audit.due(request.remote or "unknown", f"http {reason}")
+        due = self._worker.access.audit.due(request.remote or "unknown", f"http {reason}")
         if due is not None:
             about = {"broker": self._worker.broker_id, "reason": reason, "problem": problem}
             _logger.info("refused a connection that is not HTTP", extra={**about, **due})

@@ -290,7 +290,10 @@ class Peers:
         if url is not None:
             try:
                 local = URL(f"{url}{path}", encoded=True).update_query(local="true")
-                headers, tls = self._worker.own_token.headers(url), self._worker.certificates.client
+                headers, tls = (
+                    self._worker.access.own_token.headers(url),
+                    self._worker.access.certificates.client,
+                )
                 async with self._http.request(
                     method, local, headers=headers, allow_redirects=False, ssl=tls
                 ) as response:

@@ -157,12 +157,12 @@ class Server:
         service.settle_ms = config.pulsar_settle_ms
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
         service.policies.current = self.policies_of
-        authorization = worker.authorization
+        authorization = worker.access.authorization
         self.rights = (
             None if authorization is None else Rights(authorization, worker, lambda: self._sessions)
         )
-        self.gate = worker.gate
-        self.identity_limits = worker.limits
+        self.gate = worker.access.gate
+        self.identity_limits = worker.access.limits
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}
@@ -183,8 +183,8 @@ class Server:
             lambda: Session(self),
             port=PULSAR,
             backlog=_BACKLOG,
-            certificates=self._worker.certificates,
-            handshakes=self._worker.handshakes,
+            certificates=self._worker.access.certificates,
+            handshakes=self._worker.access.handshakes,
         )
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
         following = loop.create_task(
@@ -270,7 +270,7 @@ class Server:
     def refused(self, session: Session, refusal: Refusal) -> None:
         """Log that the credentials of a client are refused."""
         client = session.address.rpartition(":")[0]
-        self._worker.audit.refused(
+        self._worker.access.audit.refused(
             Surface.PULSAR,
             what="CONNECT",
             why=refusal.problem,
@@ -350,7 +350,7 @@ class Server:
         return b""
 
     def _log(self, event: str, session: Session, *, reason: str, problem: str) -> None:
-        due = self._worker.audit.due(
+        due = self._worker.access.audit.due(
             session.address.rpartition(":")[0], f"pulsar {reason}", shown=session.address
         )
         if due is not None:

@@ -146,9 +146,9 @@ class Broker:
         parts.push_async_callback(worker.stop)
         watching = [FileWatch(worker).run(), PeerAddresses(worker).run()] if listening else []
         if config.tls_files.paths():
-            watching.append(worker.certificates.run())
-        if worker.gate is not None:
-            watching.append(worker.gate.run())
+            watching.append(worker.access.certificates.run())
+        if worker.access.gate is not None:
+            watching.append(worker.access.gate.run())
         for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker

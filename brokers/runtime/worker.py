@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import orjson
-from pydantic import SecretStr
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
@@ -48,17 +47,15 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.runtime.access import Access
 from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Line, Listeners, Requests, Waiting
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
-from equipoise.brokers.runtime.failures import LoggedFailures, RepeatedFailures
-from equipoise.brokers.runtime.listening import Handshakes
+from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
@@ -72,13 +69,6 @@ from equipoise.brokers.runtime.service_runner import (
 )
 from equipoise.brokers.runtime.snapshots import ReplayCheck, ReplayProgress, Snapshots, open_marked
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
-from equipoise.brokers.security.audit import Audit
-from equipoise.brokers.security.gate import Gate, Proofs
-from equipoise.brokers.security.identity import Surface
-from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
-from equipoise.brokers.security.own_token import OwnToken, stranger_to_broker
-from equipoise.brokers.security.rights import Authorization
-from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
@@ -105,10 +95,6 @@ _LAST_CLOSE_MS: Final = 2_000
 
 # The interval of log lines about failed appends: it shows an outage of the log, and its rate.
 _APPEND_LINES_MS: Final = 10_000
-
-# The interval of log lines about clients that exceed a limit, for each port and limit: they could
-# be thousands per second.
-_LIMIT_LINES_MS: Final = 60_000
 
 # How long a load sample is shared: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
@@ -140,22 +126,13 @@ class Worker:
         self.clock = SystemClock()
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
-        self.own_token = _own_token(config, addresses)
-        self.audit = Audit(broker=self.broker_id, now_ms=lambda: self.clock.now().boot_ms)
-        self.certificates = Certificates(
-            config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host
+        self.access = Access(
+            config,
+            addresses=addresses,
+            clock=self.clock,
+            metrics=self.metrics,
+            view=lambda: self.agent.view,
         )
-        # What clients must pass, what their roles may do, and what each may take. None: everyone,
-        # and everything.
-        self.gate = _gate(config, self.metrics) if config.authentication else None
-        self.authorization = self._authorization() if config.authorization else None
-        self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
-        if self.gate is not None:
-            self.limits.unlimited = frozenset(
-                {of_role(_own_role(config, self.gate, self.own_token, self.certificates))}
-            )
-        self.handshakes = Handshakes(self.certificates, self.audit, broker=self.broker_id)
-        self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
         self._runner = ServiceRunner(
             services,
@@ -190,11 +167,6 @@ class Worker:
             "over": "appends succeed again",
         }
         self._append_failures = LoggedFailures(_logger, **about, interval_ms=_APPEND_LINES_MS)
-        self._limit_lines = {
-            (at, limit): RepeatedFailures(interval_ms=_LIMIT_LINES_MS)
-            for at in Surface
-            for limit in Limit
-        }
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self.services,
@@ -215,19 +187,6 @@ class Worker:
         self.client_problems: dict[str, str] = {}
         self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
-
-    def _authorization(self) -> Authorization:
-        return Authorization(
-            super_roles=self.config.super_roles,
-            held=lambda role, place: held_in(self.agent.view, role, place),
-            refused=self._right_refused,
-        )
-
-    def _right_refused(
-        self, surface: Surface, *, what: str, why: str, client: str, role: str
-    ) -> None:
-        self.metrics.right_refused(surface)
-        self.audit.refused(surface, what=what, why=why, fault="forbidden", client=client, role=role)
 
     # --- life ---
 
@@ -671,24 +630,13 @@ class Worker:
         its time.
         """
         request = over_http(
-            source, bundle, digest, token=self.own_token, tls=lambda: self.certificates.client
+            source,
+            bundle,
+            digest,
+            token=self.access.own_token,
+            tls=lambda: self.access.certificates.client,
         )
         return Arrival(source, bundle, request, progress=progress)
-
-    def _exceeded(self, surface: Surface, limit: Limit, identity: str) -> None:
-        """Count that an identity exceeded a limit, and log it."""
-        self.metrics.limit_exceeded(surface, limit)
-        times = self._limit_lines[surface, limit].failed(self.clock.now().boot_ms)
-        if times is not None:
-            about = {
-                "broker": self.broker_id,
-                "port": surface.value,
-                "limit": limit.value,
-                "times": times,
-            }
-            _logger.warning(
-                "a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about
-            )
 
     @property
     def view(self) -> View:
@@ -748,7 +696,10 @@ class Worker:
         has opened nothing.
         """
         return await self._router.opened(
-            tokens, timeout_ms=timeout_ms, own_token=self.own_token, tls=self.certificates.client
+            tokens,
+            timeout_ms=timeout_ms,
+            own_token=self.access.own_token,
+            tls=self.access.certificates.client,
         )
 
     # --- what callers ask ---
@@ -855,60 +806,3 @@ def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
         labels=dict(config.labels),
         version=installed_version(),
     )
-
-
-def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
-    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be
-    used.
-    """
-    proofs = Proofs(
-        token_secret_key=_revealed(config.token_secret_key),
-        token_public_key=config.token_public_key,
-        token_claim=config.token_claim,
-        token_audience=config.token_audience,
-        basic_passwords=_revealed(config.basic_passwords),
-        certificate_roles=config.certificate_roles,
-        proxy_roles=config.proxy_roles,
-    )
-    return Gate(
-        proofs,
-        broker=config.id,
-        counted=metrics.credentials_refused,
-        reload_failed=metrics.authentication_not_reloaded,
-    )
-
-
-def _own_token(config: WorkerConfig, addresses: Mapping[str, str]) -> OwnToken:
-    """Return the token for other brokers. The log names their addresses, so it is not sent to just
-    any.
-    """
-    stranger = partial(
-        stranger_to_broker, own=own_http(addresses), has_ca=config.tls_ca is not None
-    )
-    return OwnToken(_revealed(config.broker_token), stranger)
-
-
-def _own_role(
-    config: WorkerConfig, gate: Gate, own_token: OwnToken, certificates: Certificates
-) -> str:
-    """Return who the broker is to others. Raise `InvalidConfig` if they would refuse it, or what it
-    asks of them.
-    """
-    role = gate.check_own(own_token, certificates.own).role
-    if config.authorization and role not in config.super_roles:
-        problem = (
-            f"with authorization, the role of the broker itself ({role!r}) must be one of them, or"
-            " other brokers refuse it"
-        )
-        raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
-    if role in config.proxy_roles:
-        problem = (
-            f"they name the role of the broker itself ({role!r}), which asks for nobody else; give"
-            " proxies a role of their own"
-        )
-        raise InvalidConfig(problems=(f"proxy_roles: {problem}",))
-    return role
-
-
-def _revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()

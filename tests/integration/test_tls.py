@@ -158,7 +158,7 @@ async def test_a_peer_with_a_certificate_of_another_ca_is_not_trusted(tmp_path: 
         certificate, key = own.issue("x")
         trusted = client_context(TlsFiles(certificate=certificate, key=key, ca=foreign.ca))
         for worker in workers:
-            worker.certificates.client = trusted
+            worker.access.certificates.client = trusted
         destination = await transfer(workers)
         ((state, problem),) = services[workers.index(destination)].received.values()
         assert state is None
@@ -257,7 +257,7 @@ async def test_a_pulsar_client_that_does_not_trust_the_ca_is_refused(tmp_path: P
         assert b"ready\n" not in printed
         failed = next(
             metric
-            for metric in worker.handshakes.collect()
+            for metric in worker.access.handshakes.collect()
             if metric.name == "equipoise_tls_handshakes_failed"
         )
         assert (

@@ -248,7 +248,7 @@ class Worker:
             key=key,
             forward=forward,
             timeout_ms=timeout_ms,
-            tls=lambda: self._started.certificates.nobody,
+            tls=lambda: self._started.access.certificates.nobody,
             mounted_at=lambda: self._mounted_at,
             drains=self._drains,
         )

@@ -42,7 +42,7 @@ class PeerAddresses:
         """Limits that `worker` lifted already remain so."""
         self._worker = worker
         self._resolve = resolve
-        self._roles = worker.limits.unlimited
+        self._roles = worker.access.limits.unlimited
         # By incarnation, too: a broker may come back under its name with another address.
         self._resolved: dict[tuple[int, str], Sequence[str]] = {}
 
@@ -63,7 +63,7 @@ class PeerAddresses:
         addresses = {
             of_host(address) for resolved in self._resolved.values() for address in resolved
         }
-        self._worker.limits.unlimited = self._roles | addresses
+        self._worker.access.limits.unlimited = self._roles | addresses
 
     async def _add(self, place: tuple[int, str]) -> None:
         try:

@@ -110,7 +110,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
         ):
             await worker.ready(timeout_ms=PATIENCE_MS)
             async with session.get(
-                f"{worker.profile.addresses['https']}/metrics", ssl=worker.certificates.client
+                f"{worker.profile.addresses['https']}/metrics",
+                ssl=worker.access.certificates.client,
             ) as answer:
                 new = await answer.text()
             worker.metrics.balancing.load(Resources(), averaged=0.1)

@@ -203,7 +203,7 @@ async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names
 ) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        assert broker.worker.own_token.headers(broker.url)
+        assert broker.worker.access.own_token.headers(broker.url)
         for url in ("http://evil.example", "https://evil.example", "http://10.0.0.9:8080"):
             forged = Peer(broker="b", addresses={"http": url})
             with pytest.raises(PeerError, match="the token is not sent to"):

@@ -22,7 +22,7 @@ from equipoise import Worker
 from equipoise.brokers.http import authentication
 from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.connections import Connection, Connections
-from equipoise.brokers.runtime import worker
+from equipoise.brokers.runtime import access
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Limit, of_role
 from tests.unit.http.cluster import Broker, Gate, cluster, told
@@ -75,7 +75,7 @@ async def from_address(address: str, broker: Broker, path: str) -> int:
 async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, worker.__name__)
+    caplog.set_level(logging.WARNING, access.__name__)
     async with cluster(tmp_path, identity_requests_per_second_max=2) as made:
         (broker,) = made.brokers
         statuses = [(await broker.get(TENANTS)).status for _ in range(4)]
@@ -97,7 +97,7 @@ async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
     (line,) = [
         record.__dict__
         for record in caplog.records
-        if record.name == worker.__name__ and "limit" in record.__dict__
+        if record.name == access.__name__ and "limit" in record.__dict__
     ]
     assert ("http", "requests", 1) == (line["port"], line["limit"], line["times"])
 
@@ -113,7 +113,7 @@ async def test_roles_have_limits_of_their_own_and_brokers_none(tmp_path: Path) -
         assert [200, 200, 429] == await statuses(MODEST)
         assert [200, 200, 200] == await statuses(bearer(token("broker")))
         assert [401, 401, 401] == await statuses({})
-        assert {of_role("broker")} == broker.worker.limits.unlimited
+        assert {of_role("broker")} == broker.worker.access.limits.unlimited
 
 
 async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_address(
@@ -129,8 +129,8 @@ async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_addres
             MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default))
         )
         connection.connection_lost(None)
-        assert all(connection.is_used_by("role x", broker.worker.limits) for _ in range(2))
-        assert broker.worker.limits.connect(Surface.HTTP, "role x")
+        assert all(connection.is_used_by("role x", broker.worker.access.limits) for _ in range(2))
+        assert broker.worker.access.limits.connect(Surface.HTTP, "role x")
         request = MagicMock(protocol=connection, transport=None, headers={CALLED_FROM: "10.0.0.7"})
         assert "127.0.0.9" == address_of(request)
 

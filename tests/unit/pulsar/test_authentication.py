@@ -114,7 +114,7 @@ async def test_a_client_is_asked_for_a_fresh_token_and_refused_without_one(tmp_p
     """The token is valid for four seconds. The client sends it again after it has expired."""
     async with brokers(tmp_path, config=SETTINGS, token=ME) as running:
         member = running.members[0]
-        gate = member.worker.gate
+        gate = member.worker.access.gate
         assert gate is not None
         gate.now_s = lambda: 1_000.0
         text = token(exp=1_004)

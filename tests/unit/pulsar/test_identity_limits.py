@@ -19,7 +19,7 @@ from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
-from equipoise.brokers.runtime import worker
+from equipoise.brokers.runtime import access
 from equipoise.brokers.security.limits import BURST_MS, Limit
 from tests.pulsar.pulsar_speech import connect, lookup
 from tests.unit.pulsar.test_authentication import PROGRAM
@@ -149,7 +149,7 @@ class Clock:
 async def test_requests_beyond_the_rate_wait_and_none_fails(
     running: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, worker.__name__)
+    caplog.set_level(logging.WARNING, access.__name__)
     (member,) = running.members
     clock = Clock(monkeypatch)
     greedy, modest = await member.client(address=GREEDY), await member.client(address=MODEST)
@@ -165,7 +165,7 @@ async def test_requests_beyond_the_rate_wait_and_none_fails(
         assert (
             member.url == (await greedy.receive(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
         )
-    (line,) = [record.__dict__ for record in caplog.records if record.name == worker.__name__]
+    (line,) = [record.__dict__ for record in caplog.records if record.name == access.__name__]
     assert ("pulsar", "requests", 1) == (line["port"], line["limit"], line["times"])
     assert (
         "address 127.0.0.2 sends more than 200 requests a second (setting"

@@ -141,7 +141,7 @@ async def test_log_lines_about_refused_clients_are_bounded(
             ("disconnected a Pulsar client", "unexpected_command"),
         ] == sorted(each for each in found if each[1])
         assert 3 == len(found)
-        audit = member.worker.audit
+        audit = member.worker.access.audit
         due = audit.due("another", "missing")
         assert due is not None
         assert {"client": "another", "left_out": 30 - 3} == due

@@ -55,10 +55,10 @@ async def test_requests_over_http_leave_no_secret(
         values = (
             worker,
             worker.config,
-            worker.gate,
-            worker.own_token,
+            worker.access.gate,
+            worker.access.own_token,
             vars(worker),
-            vars(worker.gate),
+            vars(worker.access.gate),
             worker.config.model_dump_json(),
         )
         assert not leaks_in(" ".join(map(repr, values)) + str(worker.config))

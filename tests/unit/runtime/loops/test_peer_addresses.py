@@ -39,15 +39,15 @@ async def test_no_limit_applies_to_the_hosts_of_live_brokers(
         peers = PeerAddresses(worker, resolve=found)
         await peers.look()
         known = {of_role("broker"), of_host("127.0.0.1"), of_host("2001:db8::7")}
-        assert known == worker.limits.unlimited
+        assert known == worker.access.limits.unlimited
         await peers.look()
-        assert known | {of_host("10.0.0.7"), of_host("10.0.0.8")} == worker.limits.unlimited
+        assert known | {of_host("10.0.0.7"), of_host("10.0.0.8")} == worker.access.limits.unlimited
         count = len(asked)
         await peers.look()
         assert count == len(asked), "a name is resolved once for each incarnation"
         monkeypatch.setattr(worker, "profile", replace(worker.profile, addresses={}))
         await peers.look()
-        assert {of_role("broker"), of_host("127.0.0.1")} == worker.limits.unlimited
+        assert {of_role("broker"), of_host("127.0.0.1")} == worker.access.limits.unlimited
 
 
 async def test_the_system_resolves_addresses() -> None:
