@@ -17,12 +17,12 @@ from equipoise.brokers.client.calls import Calls, Response
 from equipoise.brokers.client.http_source import HttpSource
 from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
-from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core.errors import CallerError, Overloaded, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.loop_thread import CROSSING_MS, InThread, not_running
 
 START_MS: Final = 30_000
 OWNER_MS: Final = 10_000

@@ -21,7 +21,6 @@ from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import Operation, propose
-from equipoise.brokers.runtime.loop_thread import not_running
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
@@ -44,6 +43,7 @@ from equipoise.channel.core.records import BundleTransition, Renewed
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, describe
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.loop_thread import not_running
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)

@@ -23,7 +23,6 @@ from equipoise import identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
-from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.channel.core.errors import (
     CallerError,
@@ -33,6 +32,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
 )
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.loop_thread import CROSSING_MS, InThread
 from tests.house.house_rules import ROOT
 from tests.unit.security.signing import SETTINGS, bearer, token
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.brokers.runtime.loop_thread import InThread
+from equipoise.channel.system.loop_thread import InThread
 
 HOST: Final = "127.0.0.1"
 

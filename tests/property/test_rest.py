@@ -22,9 +22,9 @@ from schemathesis import APIOperation, Case, GenerationMode, checks, openapi
 from schemathesis.core.result import Ok
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.runtime.loop_thread import InThread
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.loop_thread import InThread
 from tests.docs.openapi import document
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, brokers
 

@@ -29,7 +29,6 @@ from equipoise.brokers.runtime.config import WorkerConfig, is_loopback
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ByKey
 from equipoise.brokers.runtime.embedding.mounted import MountedHttp
 from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
-from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
 from equipoise.brokers.runtime.worker import Worker as Host
@@ -39,6 +38,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path
 from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.loop_thread import CROSSING_MS, InThread, not_running
 
 OnLoss = Literal["fence", "serve"]
 

@@ -76,8 +76,7 @@ async def asking(
         worker = SimpleNamespace(
             view=view,
             broker_id="me",
-            own_token=NO_TOKEN,
-            certificates=SimpleNamespace(client=True),
+            access=SimpleNamespace(own_token=NO_TOKEN, certificates=SimpleNamespace(client=True)),
             open_bundles=["t/other/0x00000000_0xffffffff", open_here],
         )
         hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1, tenant_topics_max=lambda: 1)

@@ -11,8 +11,8 @@ import pytest
 
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.runtime.embedding.embedded import Worker
-from equipoise.brokers.runtime.loop_thread import InThread
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
+from equipoise.channel.system.loop_thread import InThread
 from tests.unit.simulation.test_virtual_cluster import Diary
 
 PATIENCE_MS = 10_000
