@@ -27,6 +27,7 @@ from equipoise.channel.core.lifecycle import (
 from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import Rule
 from tests.docs.markdown import WRITTEN_BY, cell, mermaid, table
 from tests.docs.openapi import document
 from tests.docs.python_page import python_page
@@ -353,6 +354,15 @@ def settings_page() -> str:
 # --- rules of the audit ---
 
 
+def finding(rule: Rule) -> str:
+    """Return the line of a rule: what must hold, what it means if it is broken, and what to do."""
+    source = f" ({rule.source})" if rule.source else ""
+    return (
+        f"* `{rule.name}`, {rule.severity}: {cell(rule.says)}{source} *If not*: {cell(rule.means)}"
+        f" *Do*: {cell(rule.remedy)}"
+    )
+
+
 def findings_page() -> str:
     """docs/reference/findings.md."""
     parts = [
@@ -367,37 +377,15 @@ def findings_page() -> str:
         ),
     ]
     for kind, about in FINDINGS_ABOUT.items():
-        rows = [
-            (f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy)
-            for rule in RULES.values()
-            if rule.subject == kind and not rule.source
-        ]
-        parts += [
-            f"## {about}",
-            table(("rule", "severity", "what must hold", "if it is broken", "what to do"), rows),
-        ]
-    sourced = [
-        (f"`{rule.name}`", rule.severity, rule.says, rule.source, rule.means, rule.remedy)
-        for rule in RULES.values()
-        if rule.source
-    ]
+        rules = [rule for rule in RULES.values() if rule.subject == kind and not rule.source]
+        parts += [f"## {about}", "\n".join(map(finding, rules))]
     parts += [
         "## The channel of a Pulsar cluster",
         (
             "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules."
             " Each comes from Pulsar's design documents (PIPs) or from the class that is named."
         ),
-        table(
-            (
-                "rule",
-                "severity",
-                "what must hold",
-                "source",
-                "if it is broken",
-                "what an operator of Pulsar can do",
-            ),
-            sourced,
-        ),
+        "\n".join(finding(rule) for rule in RULES.values() if rule.source),
     ]
     return "\n\n".join(parts) + "\n"
 
