@@ -29,12 +29,9 @@ from equipoise.shedder.load_reports import LoadBus, Summary
 from equipoise.shedder.spread import Spread
 from tests.load import operator
 from tests.load.callers import CallerProcess
+from tests.load.cluster import settle
 from tests.pulsar.clients import Event
 from tests.pulsar.fleet import Fleet
-
-# A dead or draining broker loses its bundles within its lease and grace period, 3.5 s. A busy
-# machine takes longer.
-_SETTLED_MS: Final = 30_000
 
 _DRAW_S: Final = 0.25
 _LOOK_S: Final = 0.25
@@ -140,12 +137,11 @@ class Demo:
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
 
     async def settled(self, *, without: int | None = None) -> None:
-        """Wait until live brokers other than incarnation `without` own every bundle.
-
-        Raises `DeadlineExceeded` after `_SETTLED_MS`.
+        """Wait until live brokers other than incarnation `without` own every bundle. Raises
+        `DeadlineExceeded`.
         """
         for namespace in self.bundles:
-            await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
+            await settle(self.cluster, self.table, namespace, without=without)
 
     async def move(self, kind: MoveKind) -> float | None:
         """Have the leader make a random move in the next namespace. Show any problem.
