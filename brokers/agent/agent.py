@@ -378,7 +378,7 @@ class Agent:
                 )
             )
         elif isinstance(make, Verdict):
-            core.effects.append(Answered(ticket=event.ticket, verdict=make))
+            core.effects.append(Answered(ticket=event.ticket, refused=make))
         else:
             core.propose(make, ticket=event.ticket, requested_by=event.requested_by)
 

@@ -302,9 +302,7 @@ class Core:
         if attempt is not None:
             self._forget_key(attempt)
             if attempt.ticket is not None:
-                self.effects.append(
-                    Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict)
-                )
+                self.effects.append(Answered(ticket=attempt.ticket, folded=folded))
         return attempt
 
     def resynced(self, reader: Reader) -> Resync:

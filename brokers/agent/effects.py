@@ -119,15 +119,15 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The result of a request: a `verdict`, with the `offset` of a record on the log, or an
-    `error`.
+    """The result of a request: its record as read back (`folded`), why it has none (`refused`), or
+    an `error`.
 
     After an error nothing was done and nothing will be. Exception: `OutcomeUnknown`.
     """
 
     ticket: int
-    offset: int | None = None
-    verdict: Verdict | None = None
+    folded: Folded | None = None
+    refused: Verdict | None = None
     error: EquipoiseError | None = None
 
 

@@ -43,8 +43,17 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import (
+    DOCUMENT_ENTRIES_MAX,
+    QUIET_REASONS,
+    AnyRecord,
+    Reason,
+    Record,
+    Scalar,
+)
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, explain
 
 BY_COUNT: Final = FewestBundles()
 """The placement policy for callers that know no load."""
@@ -77,14 +86,26 @@ def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) 
     return isinstance(intent, MoveAway)
 
 
-def refusal(intent: Intent, verdict: Verdict, offset: int | None = None) -> Rejected:
-    """Return the refusal of an intent that was rejected with `verdict`; `offset` is that of its
-    record, if it was appended.
-    """
+def refusal(intent: Intent, verdict: Verdict) -> Rejected:
+    """Return the refusal of an intent for which no record was proposed."""
     assert verdict.reason is not None, "an accepted record is not refused"
     action, reason, problem = action_of(intent), verdict.reason, verdict.problem
     return Rejected(
-        key=subject_of(intent), reason=reason, problem=problem, offset=offset, action=action
+        key=subject_of(intent), reason=reason, problem=problem, offset=None, action=action
+    )
+
+
+def rejection(folded: Folded, view: View, action: str) -> Rejected:
+    """Return the refusal of a record that was folded and rejected. `action` is as in `Rejected`.
+
+    The problem is that of the record's story. A lost race has none: its story compares offsets.
+    """
+    record, reason = folded.record, folded.verdict.reason
+    assert isinstance(record, Record), "what was encoded can be read"
+    assert reason is not None, "an accepted record is not refused"
+    problem = None if reason in QUIET_REASONS else explain(folded, view, Names(view))
+    return Rejected(
+        key=record.key, reason=reason, problem=problem, offset=folded.offset, action=action
     )
 
 

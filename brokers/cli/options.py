@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,9 +16,8 @@ from equipoise.brokers.cli.outcome import JSON_FLAG
 from equipoise.brokers.cli.output import print_fact
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.operations.access import Access, attached, opened
-from equipoise.brokers.operations.on_channel import run
-from equipoise.brokers.operations.steps import Operation
-from equipoise.brokers.operations.verbs import Answer
+from equipoise.brokers.operations.on_channel import ChannelPort, run
+from equipoise.brokers.operations.outcomes import Answer
 from equipoise.channel.core.errors import InvalidName, LogNotBegun, invalid_log_url
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
@@ -165,13 +164,18 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
 
 def carry_out(
-    operation: Operation[Answer], log_url: str, name: str | None, timeout_s: int, *, as_json: bool
+    operation: Callable[[ChannelPort], Coroutine[None, None, Answer]],
+    log_url: str,
+    name: str | None,
+    timeout_s: int,
+    *,
+    as_json: bool,
 ) -> Answer:
     """Run an operation on the channel as the admin `name`, print its answer, and return it. Raises
     as `writing` and the operation do.
     """
     with writing(log_url, name, timeout_s) as access:
-        answer = run(access, operation)
+        answer = run(operation(ChannelPort(access)))
     print_fact(answer.sentence, answer.document, as_json=as_json)
     return answer
 

@@ -28,7 +28,7 @@ from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.local.local_broker import LocalBroker, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
-from equipoise.brokers.operations.death_declaration import declare_dead
+from equipoise.brokers.operations.on_channel import declare_dead
 from equipoise.channel.core.errors import (
     Bug,
     CallerError,

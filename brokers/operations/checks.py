@@ -32,16 +32,12 @@ from equipoise.brokers.errors import (
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import CallerError, NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts, tenant_in
-from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import (
     CUTS_MAX,
-    QUIET_REASONS,
     TEXT_CHARACTERS_MAX,
     Reason,
-    Record,
 )
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.story import Names, explain
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
 
@@ -193,25 +189,12 @@ def live_broker(view: View, broker_id: str) -> BrokerEntry:
     return broker
 
 
-def rejection(folded: Folded, view: View, action: str) -> Rejected:
-    """Return the refusal of a record that was folded and rejected. `action` is as in `Rejected`.
-
-    The problem is that of the record's story. A lost race has none: its story compares offsets.
-    """
-    record, reason = folded.record, folded.verdict.reason
-    assert isinstance(record, Record), "what was encoded can be read"
-    assert reason is not None, "an accepted record is not refused"
-    problem = None if reason in QUIET_REASONS else explain(folded, view, Names(view))
-    return Rejected(
-        key=record.key, reason=reason, problem=problem, offset=folded.offset, action=action
-    )
-
-
 def owner_of(view: View, bundle: BundleEntry) -> str:
-    """Return the id of the broker that owns `bundle`, or the incarnation of one that has died
-    since.
-    """
-    if bundle.owner is None:
-        return "nobody"
-    owner = view.live.get(bundle.owner)
-    return f"#{bundle.owner}" if owner is None else owner.broker
+    """Return the id of the broker that owns `bundle`, as `broker_named` does."""
+    return "nobody" if bundle.owner is None else broker_named(view, bundle.owner)
+
+
+def broker_named(view: View, incarnation: int) -> str:
+    """Return the id of a broker, or the incarnation of one that has died since."""
+    broker = view.live.get(incarnation)
+    return f"#{incarnation}" if broker is None else broker.broker

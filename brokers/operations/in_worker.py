@@ -1,4 +1,4 @@
-"""Run operations inside a broker: the asynchronous driver, for HTTP handlers, the balancer and the
+"""Run operations inside a broker, on its event loop: for HTTP handlers, the balancer and the
 virtual cluster.
 """
 
@@ -6,50 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import (
-    CreateNamespace,
-    Intent,
-    action_of,
-    subject_of,
-    tenant_of,
-)
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, tenant_of
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
-from equipoise.brokers.operations.steps import (
-    AskOpened,
-    Condition,
-    Listen,
-    Listener,
-    Look,
-    Operation,
-    OrderDrain,
-    Propose,
-    ProposeEach,
-    Seen,
-    Step,
-    Until,
-    UntilOrGiveUp,
-)
+from equipoise.brokers.operations.checks import check_request
+from equipoise.brokers.operations.port import Condition, Listener
 from equipoise.brokers.runtime.router import Opened
 from equipoise.brokers.security.limits import Rate
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import Unreadable
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
 OPERATIONS_MAX: Final = 1_024
-"""Limit of concurrent operations. Each one checks every change of the view: about 15 ms for all of
-them."""
+"""Limit of concurrent operations that follow moves. Each one checks every change of the view: about
+15 ms for all of them."""
 
 T = TypeVar("T")
 
@@ -89,8 +68,8 @@ class Host(Protocol):
 
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
-    ) -> int:
-        """Propose `intent`. Return the offset of the accepted record."""
+    ) -> Folded:
+        """Propose `intent`. Return the accepted record."""
 
     async def until(
         self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str
@@ -99,52 +78,46 @@ class Host(Protocol):
 
 
 class Operations:
-    """Runs operations at one broker, concurrently."""
+    """What all operations of one broker share: their bounds, and the quotas of tenants
+    (`TenantQuotas`).
+    """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self._running = 0
-        self._quotas = _Quotas(host)
-
-    async def run(
-        self, operation: Operation[T], deadline: Deadline, *, requested_by: str | None = None
-    ) -> T:
-        """Run an operation to its end by `deadline`, and return its result.
-
-        Its records name `requested_by` (`admin:NAME`) as the requester; with None, the broker acts
-        on its own.
-
-        Raises what the operation and `Worker.request` raise, and `Overloaded` if too many
-        operations run.
-        """
-        if self._running >= OPERATIONS_MAX:
-            raise Overloaded(
-                what=f"the queue of operations at broker {self._host.broker_id}",
-                limit=OPERATIONS_MAX,
-            )
-        run = _Run(self._host, deadline, requested_by, self._quotas)
-        end = self._host.listen(run.heard, resynced=run.heard)
-        self._running += 1
-        try:
-            return await run.to_the_end(operation)
-        finally:
-            self._running -= 1
-            end()
-            operation.close()
-
-
-class _Quotas:
-    """What the callers of one broker may change in a tenant (`TenantQuotas`)."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
+        self._following = 0
         self._records = Rate(1)
         # One at a time: each is checked against the view that has the one before, so many at once
         # cannot exceed a quota.
         self.creating = asyncio.Lock()
 
-    def take(self, intent: Intent, *, is_first: bool) -> None:
-        """Count a record of a tenant. Raise `Overloaded` if it is the first one of an operation,
+    def port(self, deadline: Deadline, *, requested_by: str | None = None) -> WorkerPort:
+        """Return the port for one operation, which must end by `deadline`.
+
+        Its records name `requested_by` (`admin:NAME`) as the requester; with None, the broker acts
+        on its own.
+        """
+        return WorkerPort(self, deadline, requested_by)
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Call `listener` for each change of the view. Raises `Overloaded` if too many operations
+        listen.
+        """
+        if self._following >= OPERATIONS_MAX:
+            raise Overloaded(
+                what=f"the queue of operations at broker {self.host.broker_id}",
+                limit=OPERATIONS_MAX,
+            )
+        end = self.host.listen(listener, resynced=listener)
+        self._following += 1
+        try:
+            yield
+        finally:
+            self._following -= 1
+            end()
+
+    def count(self, intent: Intent, *, is_first: bool) -> None:
+        """Count a record of a tenant. Raises `Overloaded` if it is the first one of an operation,
         and callers have made too many.
 
         The further records of an operation are let through: half of a deletion would help nobody.
@@ -154,155 +127,95 @@ class _Quotas:
         if tenant is None:
             return
         if is_first:
-            per_second = settings_in(
-                self._host.view, BalancingSettings()
-            ).tenants.records_per_second_max
+            quotas = settings_in(self.host.view, BalancingSettings()).tenants
+            per_second = quotas.records_per_second_max
             if self._records.per_second != per_second:
                 self._records = Rate(per_second)
             if self._records.wait_ms(tenant, now):
                 what = (
                     f"the number of changes per second in tenant {tenant} at broker"
-                    f" {self._host.broker_id}"
+                    f" {self.host.broker_id}"
                 )
                 raise Overloaded(what=f"{what} (tenants.records_per_second_max)", limit=per_second)
         self._records.take(tenant, 1, now)
 
 
-class _Run:
-    """One running operation."""
+class WorkerPort:
+    """The port for one operation of a broker (`brokers.operations.port.Port`)."""
 
     def __init__(
-        self, host: Host, deadline: Deadline, requested_by: str | None, quotas: _Quotas
+        self, operations: Operations, deadline: Deadline, requested_by: str | None
     ) -> None:
-        self._host = host
-        self._quotas = quotas
+        self._operations = operations
+        self._host = operations.host
         self._deadline = deadline
         self._requested_by = requested_by
-        self._listeners: list[Listener] = []
-        self._proposed: set[str] = set()
         self._has_proposed = False
-        self._own: dict[int, Folded] = {}
+        self.listen = operations.listening
 
-    def heard(self, news: Folded | Resync) -> None:
-        """Pass a change to the operation's listeners, and keep the records that it has proposed."""
-        if isinstance(news, Folded):
-            record = news.record
-            if (
-                not isinstance(record, Unreadable)
-                and record.publisher == self._host.broker_id
-                and record.key in self._proposed
-            ):
-                self._own[news.offset] = news
-        for listener in self._listeners:
-            listener(news)
+    @property
+    def view(self) -> View:
+        """See `Port`."""
+        return self._host.view
 
-    async def to_the_end(self, operation: Operation[T]) -> T:
-        answer: object = None
-        problem: EquipoiseError | None = None
-        try:
-            while True:
-                step = operation.send(answer) if problem is None else operation.throw(problem)
-                answer = problem = None
-                try:
-                    answer = await self._carry_out(step)
-                except EquipoiseError as error:
-                    problem = error
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    @property
+    def log_name(self) -> str:
+        """See `Port`."""
+        return self._host.log_name
 
-    async def _carry_out(self, step: Step) -> object:
-        host = self._host
-        match step:
-            case Look():
-                return Seen(
-                    view=host.view,
-                    log=host.log_name,
-                    requester=self._requested_by or host.broker_id,
-                    placement=host.placement,
-                )
-            case Listen(listener=listener):
-                self._listeners.append(listener)
-                return None
-            case Propose(intent=intent):
-                return await self._propose(intent)
-            case ProposeEach(intents=intents):
-                return await self._propose_each(intents)
-            case OrderDrain(ends=True):
-                host.undrain()
-                return None
-            case OrderDrain(broker=broker):
-                host.drain(requested_by=self._requested_by)
-                return await self._until(
-                    partial(_drains, broker.broker), f"broker {broker.broker} draining"
-                )
-            case AskOpened(tokens=tokens, within_ms=within_ms):
-                return await host.opened(
-                    tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms())
-                )
-            case Until(condition=condition, what=what):
-                return await self._until(condition, what)
-            case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
-                with suppress(DeadlineExceeded):
-                    timeout_ms = min(within_ms, self._deadline.remaining_ms())
-                    return await host.until(condition, timeout_ms=timeout_ms, what=what)
-                return None
+    @property
+    def requester(self) -> str:
+        """See `Port`."""
+        return self._requested_by or self._host.broker_id
 
-    async def _propose(self, intent: Intent) -> Folded:
-        """Return the accepted record, once it is read. Describe a refusal from the record that was
-        read.
+    @property
+    def placement(self) -> Placement:
+        """See `Port`."""
+        return self._host.placement
+
+    async def propose(self, intent: Intent) -> Folded:
+        """See `Port`. Raises what `Worker.request` raises, and `Overloaded` beyond the rate of a
+        tenant.
         """
         if self._requested_by is not None:
-            self._quotas.take(intent, is_first=not self._has_proposed)
+            self._operations.count(intent, is_first=not self._has_proposed)
             self._has_proposed = True
         if isinstance(intent, CreateNamespace):
-            async with self._quotas.creating:
-                return await self._propose_now(intent)
-        return await self._propose_now(intent)
+            async with self._operations.creating:
+                return await self._propose(intent)
+        return await self._propose(intent)
 
-    async def _propose_now(self, intent: Intent) -> Folded:
-        host, subject = self._host, subject_of(intent)
-        check_request(host.view, intent)
-        self._proposed.add(subject)
+    async def _propose(self, intent: Intent) -> Folded:
+        check_request(self._host.view, intent)
+        return await self._host.request(
+            intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by
+        )
+
+    async def until(self, condition: Condition[T], what: str, *, within_ms: int | None = None) -> T:
+        """See `Port`."""
+        remaining_ms = self._deadline.remaining_ms()
+        timeout_ms = remaining_ms if within_ms is None else min(within_ms, remaining_ms)
         try:
-            offset = await host.request(
-                intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by
-            )
-            return await self._until(lambda _: self._own.get(offset), f"the change of {subject}")
-        except Rejected as error:
-            refused = None if error.offset is None else self._own.get(error.offset)
-            raise (
-                error if refused is None else rejection(refused, host.view, action_of(intent))
-            ) from None
-        finally:
-            self._proposed.discard(subject)
-
-    async def _propose_each(self, intents: Sequence[Intent]) -> dict[str, int]:
-        """Propose concurrently. Return the offsets of the accepted records by subject. Raise the
-        first error that is not a lost race.
-        """
-        offsets = {}
-        for intent, result in zip(
-            intents,
-            await asyncio.gather(*map(self._propose, intents), return_exceptions=True),
-            strict=True,
-        ):
-            if isinstance(result, Folded):
-                offsets[subject_of(intent)] = result.offset
-                continue
-            with unless_overtaken():
-                raise result
-        return offsets
-
-    async def _until(self, condition: Condition[T], what: str) -> T:
-        try:
-            return await self._host.until(
-                condition, timeout_ms=self._deadline.remaining_ms(), what=what
-            )
+            return await self._host.until(condition, timeout_ms=timeout_ms, what=what)
         except DeadlineExceeded:
             # The message counts milliseconds from the start of the request, not from this wait.
             self._deadline.check(what)
             raise
+
+    async def drain(self, broker: BrokerEntry) -> None:
+        """See `Port`. `broker` is this one."""
+        self._host.drain(requested_by=self._requested_by)
+        await self.until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
+
+    async def undrain(self, broker: BrokerEntry) -> None:  # noqa: ARG002 - it is this one
+        """See `Port`."""
+        self._host.undrain()
+
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+        """See `Port`."""
+        return await self._host.opened(
+            tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms())
+        )
 
 
 def _drains(broker_id: str, view: View) -> bool | None:

@@ -1,123 +1,121 @@
 """Propose records and run operations directly on the channel, in the calling thread: for the
 command line and scripts.
+
+`declare_dead` moves the bundles of a dead broker before its lease expires (section 4 of the
+protocol). The proof of death is the lock of the broker's data directory: a caller that can take the
+lock knows that the process has ended. The parent of a local cluster uses this, and so does a
+service manager's stop hook with `equipoise brokers declare-dead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from equipoise.brokers.agent.intents import Intent, action_of, subject_of
-from equipoise.brokers.agent.requests import BY_COUNT, may_run_again, record_of, refusal
+from equipoise.brokers.agent.requests import BY_COUNT, may_run_again, record_of, refusal, rejection
+from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import ask_opened, order_to_drain
-from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
-from equipoise.brokers.operations.steps import (
-    AskOpened,
-    Listen,
-    Listener,
-    Look,
-    Operation,
-    OrderDrain,
-    Propose,
-    ProposeEach,
-    Seen,
-    Step,
-    Until,
-    UntilOrGiveUp,
-)
+from equipoise.brokers.operations.checks import check_request
+from equipoise.brokers.operations.port import Condition, Listener
+from equipoise.brokers.runtime.data_directory import nonces_of_dead
+from equipoise.brokers.runtime.router import Opened
+from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import Verdict
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.entries import BrokerEntry, BundleChanged, Verdict
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import AnyRecord, Reason
+from equipoise.channel.core.records import AnyRecord, BrokerRecord, Reason
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import append, author_now, ignore
+from equipoise.channel.log.blocking_view import append, author_now, ignore, read_on
 from equipoise.channel.system.deadline import Deadline
 
 T = TypeVar("T")
 
 
-def run(access: Access, operation: Operation[T]) -> T:
-    """Run an operation to its end by the deadline of `access`, and return its result. Raises what
-    the operation and `submit` raise.
+def run(operation: Coroutine[Any, Any, T]) -> T:
+    """Run an operation that has a `ChannelPort` to its end, and return its result."""
+    with asyncio.Runner() as runner:
+        # Not `Runner.run`: it would hold Ctrl-C back until the log answers.
+        return runner.get_loop().run_until_complete(operation)
+
+
+class ChannelPort:
+    """The port for one operation of an admin (`brokers.operations.port.Port`). It blocks the event
+    loop.
     """
-    channel = _Channel(access)
-    answer: object = None
-    problem: EquipoiseError | None = None
-    try:
-        while True:
-            step = operation.send(answer) if problem is None else operation.throw(problem)
-            answer = problem = None
-            try:
-                answer = channel.carry_out(step)
-            except EquipoiseError as error:
-                problem = error
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
-
-class _Channel:
-    """Carries out the steps of one operation."""
+    placement: Placement = BY_COUNT
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._listeners: list[Listener] = []
 
-    def carry_out(self, step: Step) -> object:
-        """Return the result of a step."""
-        access = self._access
-        match step:
-            case Look():
-                return Seen(
-                    view=access.view,
-                    log=access.log.name,
-                    requester=access.publisher,
-                    placement=BY_COUNT,
-                )
-            case Listen(listener=listener):
-                self._listeners.append(listener)
-                return None
-            case Propose(intent=intent):
-                return self._propose(intent)
-            case ProposeEach(intents=intents):
-                offsets = {}
-                for intent in intents:
-                    access.deadline.check(f"the request about {subject_of(intent)}")
-                    with unless_overtaken():
-                        offsets[subject_of(intent)] = self._propose(intent).offset
-                return offsets
-            case AskOpened(tokens=tokens, within_ms=within_ms):
-                return ask_opened(
-                    access,
-                    tokens,
-                    Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms())),
-                )
-            case Until(condition=condition, what=what):
-                return until(access, condition, what=what, listener=self._heard)
-            case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
-                deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
-                try:
-                    return until(
-                        access, condition, what=what, deadline=deadline, listener=self._heard
-                    )
-                except DeadlineExceeded:
-                    return None
-            case OrderDrain(broker=broker, ends=ends):
-                order_to_drain(broker, access.deadline, ends=ends)
-                return None
+    @property
+    def view(self) -> View:
+        """See `Port`."""
+        return self._access.view
 
-    def _propose(self, intent: Intent) -> Folded:
-        check_request(self._access.view, intent)
-        return submit(self._access, partial(_record, intent), intent=intent, listener=self._heard)
+    @property
+    def log_name(self) -> str:
+        """See `Port`."""
+        return self._access.log.name
+
+    @property
+    def requester(self) -> str:
+        """See `Port`."""
+        return self._access.publisher
+
+    @contextmanager
+    def listen(self, listener: Listener) -> Iterator[None]:
+        """See `Port`."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def _heard(self, news: Folded | Resync) -> None:
         for listener in self._listeners:
             listener(news)
+
+    async def propose(self, intent: Intent) -> Folded:
+        """See `Port`. Raises what `submit` raises."""
+        self._access.deadline.check(f"the request about {subject_of(intent)}")
+        check_request(self.view, intent)
+        return submit(self._access, partial(_record, intent), intent=intent, listener=self._heard)
+
+    async def until(self, condition: Condition[T], what: str, *, within_ms: int | None = None) -> T:
+        """See `Port`. Raises what `access.follow` raises."""
+        return until(
+            self._access,
+            condition,
+            what=what,
+            deadline=None if within_ms is None else self._within(within_ms),
+            listener=self._heard,
+        )
+
+    async def drain(self, broker: BrokerEntry) -> None:
+        """See `Port`."""
+        order_to_drain(broker, self._access.deadline)
+
+    async def undrain(self, broker: BrokerEntry) -> None:
+        """See `Port`."""
+        order_to_drain(broker, self._access.deadline, ends=True)
+
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+        """See `Port`."""
+        return ask_opened(self._access, tokens, self._within(within_ms))
+
+    def _within(self, within_ms: int) -> Deadline:
+        return Deadline.after(timeout_ms=min(within_ms, self._access.deadline.remaining_ms()))
 
 
 def _record(intent: Intent, view: View, author: Author) -> AnyRecord:
@@ -162,3 +160,72 @@ def submit(
                 folded, access.view, "declare dead" if intent is None else action_of(intent)
             )
         race += 1
+
+
+# --- deaths ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeathDeclaration:
+    """A broker that was declared dead. `offset` is that of the record; `bundles` counts the bundles
+    that it had or was to get.
+    """
+
+    broker: str
+    incarnation: int
+    offset: int
+    bundles: int
+
+
+def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration, ...]:
+    """Declare each live incarnation dead whose instance id is in `data_directory`. Return none if
+    there is none.
+
+    Callers may run this after every end of a process. After a graceful stop there is nothing to
+    declare. The lock is taken before the channel is read, so the last records of the process are on
+    the log by then.
+
+    Raises `OperatorError` if the process still runs or its lock proves nothing,
+    `DataDirectoryUnusable`, and what `submit` raises.
+    """
+    nonces = nonces_of_dead(data_directory)
+    read_on(access.log, access.reader, deadline=access.deadline)
+    dead = [broker for broker in access.view.live_brokers() if broker.joined.nonce in nonces]
+    return tuple(
+        death_declaration
+        for broker in dead
+        if (death_declaration := _declare_dead(access, broker)) is not None
+    )
+
+
+def _declare_dead(access: Access, broker: BrokerEntry) -> DeathDeclaration | None:
+    """Return None if somebody else declared it dead first."""
+    incarnation = broker.incarnation
+    try:
+        accepted = submit(access, partial(_down, incarnation))
+    except Rejected:
+        if incarnation in access.view.live:
+            raise
+        return None
+    bundles = sum(isinstance(change, BundleChanged) for change in accepted.verdict.changes)
+    return DeathDeclaration(
+        broker=broker.broker, incarnation=incarnation, offset=accepted.offset, bundles=bundles
+    )
+
+
+def _down(incarnation: int, view: View, author: Author) -> BrokerRecord:
+    broker = view.live.get(incarnation)
+    if broker is None:
+        raise Rejected(
+            key=f"#{incarnation}",
+            reason=Reason.ILLEGAL_TRANSITION,
+            problem="it is dead already",
+            offset=None,
+            action="declare dead",
+        )
+    return propose.down(
+        author,
+        broker,
+        nonce=broker.joined.nonce,
+        reason="its data directory is free: the process is gone",
+    )

@@ -1,11 +1,12 @@
-"""Follow moves to their end, and report where their bundles went and why a bundle is not at its
-destination.
+"""Define the answers of operations. Follow moves to their end, and report where their bundles went
+and why a bundle is not at its destination.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -14,6 +15,7 @@ from equipoise.brokers.agent.requests import nobody_else
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
 from equipoise.brokers.errors import Cancelled
 from equipoise.brokers.operations.checks import owner_of
+from equipoise.brokers.operations.port import Port
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import OutcomeUnknown
@@ -162,6 +164,35 @@ class Outcome:
         return sentence if self.problem is None else f"{sentence}: {self.problem}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an operation did, as a sentence for people and as a document for programs.
+
+    `outcomes` says what became of each bundle that was moved and waited for.
+    """
+
+    sentence: str
+    document: Mapping[str, object]
+    outcomes: Sequence[Outcome] = ()
+
+    @property
+    def stuck(self) -> Sequence[Outcome]:
+        """The bundles that are back at their source or have no owner."""
+        return [outcome for outcome in self.outcomes if outcome.is_stuck]
+
+    @property
+    def failed(self) -> Sequence[Outcome]:
+        """The `stuck` bundles that a destination refused."""
+        return [outcome for outcome in self.stuck if outcome.is_refused]
+
+
+def accepted_at(offset: int, sentence: str, **document: object) -> Answer:
+    """Return the answer about a record that was accepted at `offset`."""
+    return Answer(
+        sentence=f"accepted at offset {offset}: {sentence}", document={"offset": offset, **document}
+    )
+
+
 class Outcomes:
     """Follows bundles from before their moves are requested, so that no end is missed. The caller
     passes all news to `heard`.
@@ -278,6 +309,14 @@ class Outcomes:
         if outcome.is_refused and (outcome.is_stuck or destination not in (None, outcome.owner)):
             raise Cancelled(bundle=name, move="transfer", problem=outcome.sentence())
         return outcome
+
+
+@contextmanager
+def followed(port: Port, bundles: Iterable[BundleEntry]) -> Iterator[Outcomes]:
+    """Follow `bundles` within the context, in which the caller requests their moves."""
+    outcomes = Outcomes(port.view, bundles, log=port.log_name)
+    with port.listen(outcomes.heard):
+        yield outcomes
 
 
 def _refusal(folded: Folded, change: BundleChanged) -> str | None:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from equipoise.brokers.agent.core import ATTEMPTS_MAX
 from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
-from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requests import may_run_again, refusal
+from equipoise.brokers.agent.intents import Intent, action_of, subject_of
+from equipoise.brokers.agent.requests import may_run_again, refusal, rejection
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
@@ -313,7 +313,7 @@ class Requests:
 
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
-    ) -> int:
+    ) -> Folded:
         """See `brokers.runtime.worker.Worker.request`."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
         race = 1
@@ -321,17 +321,16 @@ class Requests:
             answered = await self._ask(intent, deadline, requested_by)
             if answered.error is not None:
                 raise answered.error.with_traceback(None)  # All attempts of one batch share it.
-            verdict = answered.verdict
-            assert verdict is not None, "what is answered has an error or a verdict"
-            if verdict.reason is None:
-                assert answered.offset is not None, "an accepted record is on the log"
-                return answered.offset
+            if answered.refused is not None:
+                raise refusal(intent, answered.refused)
+            folded = answered.folded
+            assert folded is not None, "a request ends with a record, a refusal or an error"
+            reason, view = folded.verdict.reason, self._view()
+            if reason is None:
+                return folded
             # Past the deadline do not retry: this result is known.
-            if (
-                not may_run_again(self._view(), intent, verdict.reason, race)
-                or not deadline.remaining_ms()
-            ):
-                raise refusal(intent, verdict, answered.offset)
+            if not may_run_again(view, intent, reason, race) or not deadline.remaining_ms():
+                raise rejection(folded, view, action_of(intent))
             race += 1
 
     async def _ask(self, intent: Intent, deadline: Deadline, requested_by: str | None) -> Answered:

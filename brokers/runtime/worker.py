@@ -749,8 +749,8 @@ class Worker:
 
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
-    ) -> int:
-        """Propose `intent`, retry lost races, and return the offset of the accepted record.
+    ) -> Folded:
+        """Propose `intent`, retry lost races, and return the accepted record.
 
         `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts
         on its own.

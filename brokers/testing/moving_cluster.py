@@ -14,13 +14,11 @@ from traceback import FrameSummary, format_list
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from equipoise.brokers.operations import verbs
-from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.moves import transfer
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.testing.virtual_cluster import OPERATION_MS_MAX, Cluster, NotServed
+from equipoise.brokers.testing.virtual_cluster import Cluster, NotServed
 from equipoise.channel.core.errors import CallerError, EquipoiseError
 from equipoise.channel.core.ranges import key_hash
-from equipoise.channel.system.deadline import Deadline
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
@@ -174,11 +172,10 @@ class MovingCluster(Cluster[S]):
 
     async def _hold(self, move: Move) -> None:
         """Move the bundle, and return when `_settle` lets the held code go on."""
-        operation = verbs.transfer(move.bundle, move.destination, wait=False, reason=_REASON)
-        running = Operations(self._leader).run(
-            operation, Deadline.after(timeout_ms=OPERATION_MS_MAX)
+        transferring = transfer(
+            self._port(), move.bundle, move.destination, wait=False, reason=_REASON
         )
-        task = asyncio.get_running_loop().create_task(running)
+        task = asyncio.get_running_loop().create_task(transferring)
         self._is_held = True
         while self._is_held:
             await self._world.change()

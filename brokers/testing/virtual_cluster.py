@@ -18,9 +18,8 @@ from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
 from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
-from equipoise.brokers.operations import verbs
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.steps import Operation, propose
+from equipoise.brokers.operations import moves, verbs
+from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
@@ -223,7 +222,7 @@ class Cluster(Generic[S]):
         `advance`. Raises `InvalidName`, `CallerError`, `Rejected`.
         """
         boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
-        self._operate(verbs.create_namespace(namespace, boundaries))
+        self._operate(lambda port: verbs.create_namespace(port, namespace, boundaries))
         return self.bundles(namespace)
 
     # --- bundles ---
@@ -271,7 +270,11 @@ class Cluster(Generic[S]):
         if phase == "free":
             self._run(self._want(bundle))
         elif self.owner(bundle) != broker:
-            self._operate(verbs.transfer(bundle, broker, wait=False, reason="given by the test"))
+            self._operate(
+                lambda port: moves.transfer(
+                    port, bundle, broker, wait=False, reason="given by the test"
+                )
+            )
         if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
             raise NotServed(bundle=bundle, broker=broker, problem=self._state_of(bundle))
 
@@ -282,7 +285,8 @@ class Cluster(Generic[S]):
         self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
-        self._operate(propose(Unload(bundle=bundle, reason="taken by the test")))
+        unload = Unload(bundle=bundle, reason="taken by the test")
+        self._operate(lambda port: port.propose(unload))
 
     def split(
         self,
@@ -299,7 +303,9 @@ class Cluster(Generic[S]):
         """
         self._bundle(bundle)
         self._operate(
-            verbs.split(bundle, algorithm, positions, wait=False, reason="split by the test")
+            lambda port: moves.split(
+                port, bundle, algorithm, positions, wait=False, reason="split by the test"
+            )
         )
         if bundle in self._view.bundles:
             raise PeerError(f"{bundle} was not split: {self._state_of(bundle)}")
@@ -309,7 +315,7 @@ class Cluster(Generic[S]):
         `Rejected`.
         """
         self._bundle(left)
-        self._operate(verbs.merge(left, reason="merged by the test"))
+        self._operate(lambda port: moves.merge(port, left, reason="merged by the test"))
 
     # --- time and calls ---
 
@@ -428,16 +434,13 @@ class Cluster(Generic[S]):
         ):
             self._reasons[record.key] = self._last_reason = record.reason
 
-    def _operate(self, operation: Operation[object]) -> None:
+    def _operate(self, operation: Callable[[WorkerPort], Coroutine[None, None, object]]) -> None:
         """Run an operation at the leader until the cluster rests. Raises what the operation raises,
         or that it has not ended.
         """
 
         async def operate() -> None:
-            running = Operations(self._leader).run(
-                operation, Deadline.after(timeout_ms=OPERATION_MS_MAX)
-            )
-            task = asyncio.get_running_loop().create_task(running)
+            task = asyncio.get_running_loop().create_task(operation(self._port()))
             await self._settle()
             if not task.done():
                 task.cancel()
@@ -448,6 +451,11 @@ class Cluster(Generic[S]):
             task.result()
 
         self._run(operate())
+
+    def _port(self) -> WorkerPort:
+        """Return the port for one operation at the leader."""
+        deadline = Deadline.after(timeout_ms=OPERATION_MS_MAX)
+        return Operations(self._leader).port(deadline)
 
     async def _want(self, bundle: str) -> None:
         self._leader.deliver(Wanted(bundle=bundle))

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 from equipoise.brokers.agent.effects import Answered, Effect
 from equipoise.brokers.agent.events import DrainRequested, Event, Instant, UndrainRequested, Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requests import refusal
+from equipoise.brokers.agent.intents import Intent, action_of, subject_of
+from equipoise.brokers.agent.requests import refusal, rejection
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.callers import Line
@@ -217,10 +217,8 @@ class Member(AgentHost):
 
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
-    ) -> int:
-        """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of
-        the accepted record.
-        """
+    ) -> Folded:
+        """Propose `intent` as `brokers.runtime.worker.Worker.request` does, but once."""
         ticket = self.submit(intent, requested_by=requested_by)
         answered = await self.until(
             lambda _: self._answers.pop(ticket, None),
@@ -229,11 +227,13 @@ class Member(AgentHost):
         )
         if answered.error is not None:
             raise answered.error
-        verdict = answered.verdict
-        if verdict is not None and verdict.reason is not None:
-            raise refusal(intent, verdict, answered.offset)
-        assert answered.offset is not None, "what was accepted is on the log"
-        return answered.offset
+        if answered.refused is not None:
+            raise refusal(intent, answered.refused)
+        folded = answered.folded
+        assert folded is not None, "a request ends with a record, a refusal or an error"
+        if folded.verdict.reason is not None:
+            raise rejection(folded, self.view, action_of(intent))
+        return folded
 
     # --- what its service needs ---
 

@@ -13,7 +13,7 @@ import pytest
 import equipoise
 from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, errors
 from equipoise import pytest as plugin
-from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations import moves
 from tests.docs.python_page import (
     ELSEWHERE,
     LIFE,
@@ -150,7 +150,7 @@ def test_the_life_of_a_bundle_is_as_drawn() -> None:
         with pytest.raises(errors.NotServed):
             cluster.give(bundle, "broker-2")
         # Users have no reason to cancel moves in their tests.
-        cluster._operate(verbs.cancel(bundle))  # noqa: SLF001
+        cluster._operate(lambda port: moves.cancel(port, bundle))  # noqa: SLF001
         let(cluster, two.may_prepare)
         cluster.give(bundle, "broker-2")
         cluster.give(bundle, "broker-1")

@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.brokers.operations.access import opened, until
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.verbs import create_namespace
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
@@ -94,7 +94,7 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
     with LocalCluster(settings) as cluster:
         first, second = cluster.broker_ids
         with opened(cluster.log_url, timeout_ms=PATIENCE_MS, publisher="admin:test") as access:
-            run(access, create_namespace(NAMESPACE, even_boundaries(8)))
+            run(create_namespace(ChannelPort(access), NAMESPACE, even_boundaries(8)))
         tokens = {
             bundle.name: bundle.token
             for bundle in wait_until_owned(cluster.log_url, first, second).bundles_of(NAMESPACE)

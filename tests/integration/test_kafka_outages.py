@@ -185,9 +185,8 @@ async def ask_on(worker: Worker, stop: asyncio.Event) -> list[Asked]:
         name = f"asked-of/{worker.broker_id}-{len(asked)}"
         outcome: int | PeerError
         try:
-            outcome = await worker.request(
-                CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=2_000
-            )
+            intent = CreateNamespace(name=name, boundaries=even_boundaries(1))
+            outcome = (await worker.request(intent, timeout_ms=2_000)).offset
         except (LogUnavailable, NotProposed, OutcomeUnknown, Rejected) as error:
             outcome = error
         asked.append(Asked(name=name, outcome=outcome))

@@ -21,8 +21,7 @@ from equipoise.brokers.local.local_cluster import (
     LocalCluster,
 )
 from equipoise.brokers.operations.access import Access, opened, until
-from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, DeathDeclaration, declare_dead, run
 from equipoise.brokers.operations.verbs import create_namespace
 from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
 from equipoise.channel.core.ranges import even_boundaries
@@ -331,7 +330,7 @@ def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
         shutil.copy(file, copy)
     with LocalCluster(settings) as cluster:
         with opened(cluster.log_url, timeout_ms=PATIENCE_MS) as access:
-            run(access, create_namespace("t/n", even_boundaries(8)))
+            run(create_namespace(ChannelPort(access), "t/n", even_boundaries(8)))
             until(
                 access,
                 lambda view: (

@@ -114,7 +114,7 @@ async def test_a_transfer_carries_the_handover_and_a_greater_token(
         moved = next(
             bundle for bundle in a.view.bundles_of(NAMESPACE) if bundle.owner == a.agent.incarnation
         )
-        offset = await b.request(
+        accepted = await b.request(
             Transfer(bundle=moved.name, destination="b", reason="test"), timeout_ms=PATIENCE_MS
         )
         await b.until(
@@ -124,7 +124,7 @@ async def test_a_transfer_carries_the_handover_and_a_greater_token(
         )
         ownership = members.diaries[1].open_now[moved.name]
         assert ownership.is_good
-        assert ownership.token > offset > moved.token
+        assert ownership.token > accepted.offset > moved.token
         assert f"from {moved.name}".encode() == members.diaries[1].received[moved.name]
         assert moved.name not in members.diaries[0].open_now
 

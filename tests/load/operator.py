@@ -17,7 +17,7 @@ import aiohttp
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.operations.access import opened
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.verbs import change_settings
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import ADMIN_PREFIX
@@ -221,4 +221,4 @@ def tune(log_url: str, changes: Changes) -> Sequence[str]:
     `change_settings` and `opened` raise.
     """
     with opened(log_url, timeout_ms=_SET_MS, publisher=OPERATOR) as access:
-        return [str(change) for change in run(access, change_settings(changes)).made]
+        return [str(change) for change in run(change_settings(ChannelPort(access), changes)).made]

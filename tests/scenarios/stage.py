@@ -225,9 +225,10 @@ def _line(effect: Effect) -> str | None:
             )
         case Alarm():
             return f"raises {effect.name}: {effect.message}"
-        case Answered(error=error, verdict=verdict):
+        case Answered(error=error, refused=refused, folded=folded):
             if error is not None:
                 return f"answers: {error}"
+            verdict = folded.verdict if folded is not None else refused
             if verdict is None or verdict.accepted:
                 return None
             return f"answers: {verdict.reason}{f', {verdict.problem}' if verdict.problem else ''}"

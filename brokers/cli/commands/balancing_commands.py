@@ -54,7 +54,7 @@ from equipoise.brokers.cli.output import Row, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.access import Access, folded_to_end
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.verbs import change_settings, pause_balancing, resume_balancing
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
@@ -125,7 +125,7 @@ def pause(
     the reason.
     """
     carry_out(
-        pause_balancing(reason=reason, until_ms=end_ms(duration_ms)),
+        lambda port: pause_balancing(port, reason=reason, until_ms=end_ms(duration_ms)),
         log,
         admin,
         timeout,
@@ -142,7 +142,7 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """End a pause of balancing before its time."""
-    carry_out(resume_balancing(), log, admin, timeout, as_json=as_json)
+    carry_out(resume_balancing, log, admin, timeout, as_json=as_json)
 
 
 @app.command("set")
@@ -188,7 +188,7 @@ def unset(
 
 def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_json: bool) -> None:
     with writing(log, admin, timeout) as access:
-        change = run(access, change_settings(changes))
+        change = run(change_settings(ChannelPort(access), changes))
         off, controls = _still_off(access.view) if changes.get(_ENABLED) else ((), ())
     if as_json:
         still = (

@@ -33,8 +33,8 @@ from equipoise.brokers.cli.rows import BROKER_COLUMNS, MAINTENANCE_COLUMNS, brok
 from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
-from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
+from equipoise.brokers.operations.on_channel import declare_dead as declare_dead_by_directory
 from equipoise.brokers.runtime.service import http_address, own_http
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.channel.system.deadline import Deadline
@@ -191,7 +191,7 @@ def drain(
     it to take bundles again.
     """
     with reading(log, timeout) as access:
-        answer = run(access, verbs.drain(broker, wait=wait))
+        answer = run(verbs.drain(ChannelPort(access), broker, wait=wait))
     print_fact(answer.sentence, answer.document, as_json=as_json)
 
 
@@ -209,7 +209,7 @@ def undrain(
     It gives its last bundles away first, and joins again as a new incarnation.
     """
     with reading(log, timeout) as access:
-        answer = run(access, verbs.undrain(broker, wait=wait))
+        answer = run(verbs.undrain(ChannelPort(access), broker, wait=wait))
     print_fact(answer.sentence, answer.document, as_json=as_json)
 
 
@@ -231,10 +231,20 @@ def start_maintenance(
     This lasts until its end, also over restarts of the broker. Works while balancing is off. Start
     it again to change reason or end.
     """
-    started = verbs.start_maintenance(
-        subject, reason=reason, until_ms=end_ms(duration_ms), of_domain=of_domain, wait=wait
+    carry_out(
+        lambda port: verbs.start_maintenance(
+            port,
+            subject,
+            reason=reason,
+            until_ms=end_ms(duration_ms),
+            of_domain=of_domain,
+            wait=wait,
+        ),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
     )
-    carry_out(started, log, admin, timeout, as_json=as_json)
 
 
 @maintenance.command("end")
@@ -249,7 +259,11 @@ def end_maintenance(
 ) -> None:
     """Let a broker take bundles again. The balancer then moves a share to it."""
     carry_out(
-        verbs.end_maintenance(subject, of_domain=of_domain), log, admin, timeout, as_json=as_json
+        lambda port: verbs.end_maintenance(port, subject, of_domain=of_domain),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
     )
 
 

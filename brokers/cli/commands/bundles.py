@@ -20,7 +20,7 @@ from equipoise.brokers.cli.options import (
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, control_rows
-from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
@@ -152,7 +152,7 @@ def cancel(
     The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it
     is running, or if its owner is already releasing it. Pulsar has no such command.
     """
-    carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)
+    carry_out(lambda port: moves.cancel(port, bundle), log, admin, timeout, as_json=as_json)
 
 
 @quarantine.command("list")
@@ -179,4 +179,4 @@ def release(
     """Let brokers serve a bundle again. The leader assigns it at once, and its counts start at
     0.
     """
-    carry_out(verbs.release_bundle(bundle), log, admin, timeout, as_json=as_json)
+    carry_out(lambda port: verbs.release_bundle(port, bundle), log, admin, timeout, as_json=as_json)

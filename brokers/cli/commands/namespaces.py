@@ -5,6 +5,7 @@ The syntax follows `pulsar-admin`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -44,10 +45,11 @@ from equipoise.brokers.cli.output import (
     print_rows,
 )
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
-from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.asking import topics_in_use
 from equipoise.brokers.operations.checks import check_unused
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
+from equipoise.brokers.operations.outcomes import Answer
 from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -132,7 +134,11 @@ def create(
         points = even_boundaries(check_new_bundles(namespace, bundles))
     policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
     carry_out(
-        verbs.create_namespace(namespace, points, policies), log, admin, timeout, as_json=as_json
+        lambda port: verbs.create_namespace(port, namespace, points, policies),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
     )
 
 
@@ -217,7 +223,11 @@ def policies(
         return
     ((policy, value),) = changes.items()
     carry_out(
-        verbs.set_namespace_policy(namespace, policy, value), log, admin, timeout, as_json=as_json
+        lambda port: verbs.set_namespace_policy(port, namespace, policy, value),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
     )
 
 
@@ -261,15 +271,11 @@ def delete(
     The bundles are unloaded first, which takes as long as their owners need. If the command times
     out, run it again to continue.
     """
-    operation = (
-        verbs.delete_namespace(namespace)
-        if as_json
-        else verbs.delete_namespace(namespace, progress=print_line)
-    )
+    progress: Callable[[str], None] = (lambda _: None) if as_json else print_line
     with writing(log, admin, timeout) as access:
         if not force and namespace_named(access.view, namespace).status != "deleting":
             check_unused(namespace, topics_in_use(access, namespace))
-        answer = run(access, operation)
+        answer = run(verbs.delete_namespace(ChannelPort(access), namespace, progress=progress))
     print_fact(answer.sentence, answer.document, as_json=as_json)
 
 
@@ -325,12 +331,15 @@ def unload(
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
     if destination is not None and bundle is None:
         raise typer.BadParameter("--destinationBroker moves one bundle; name it with --bundle")
-    if bundle is None:
-        operation = verbs.unload_all(namespace, wait=wait)
-    elif destination is None:
-        operation = verbs.unload(_named(namespace, bundle), wait=wait)
-    else:
-        operation = verbs.transfer(_named(namespace, bundle), destination, force=force, wait=wait)
+
+    def operation(port: ChannelPort) -> Coroutine[None, None, Answer]:
+        if bundle is None:
+            return moves.unload_all(port, namespace, wait=wait)
+        name = _named(namespace, bundle)
+        if destination is None:
+            return moves.unload(port, name, wait=wait)
+        return moves.transfer(port, name, destination, force=force, wait=wait)
+
     answer = carry_out(operation, log, admin, timeout, as_json=as_json)
     if bundle is None:
         for outcome in () if as_json else answer.stuck:
@@ -353,7 +362,7 @@ def cancel_moves(
     The present owners keep their bundles. A bundle that its owner is already releasing still moves.
     Not in Pulsar.
     """
-    carry_out(verbs.cancel_all(namespace), log, admin, timeout, as_json=as_json)
+    carry_out(lambda port: moves.cancel_all(port, namespace), log, admin, timeout, as_json=as_json)
 
 
 @app.command()
@@ -374,7 +383,9 @@ def freeze(
     change the end or the reason.
     """
     carry_out(
-        verbs.freeze_namespace(namespace, reason=reason, until_ms=end_ms(duration_ms)),
+        lambda port: verbs.freeze_namespace(
+            port, namespace, reason=reason, until_ms=end_ms(duration_ms)
+        ),
         log,
         admin,
         timeout,
@@ -392,7 +403,9 @@ def unfreeze(
     as_json: JsonOption = False,
 ) -> None:
     """End the freeze of a namespace."""
-    carry_out(verbs.unfreeze_namespace(namespace), log, admin, timeout, as_json=as_json)
+    carry_out(
+        lambda port: verbs.unfreeze_namespace(port, namespace), log, admin, timeout, as_json=as_json
+    )
 
 
 @app.command("split-bundle")
@@ -436,7 +449,7 @@ def split_bundle(
     """
     points = None if positions is None else parse_points(positions)
     carry_out(
-        verbs.split(_named(namespace, bundle), algorithm, points, wait=wait),
+        lambda port: moves.split(port, _named(namespace, bundle), algorithm, points, wait=wait),
         log,
         admin,
         timeout,
@@ -458,7 +471,13 @@ def merge_bundle(
 
     Both must have the same owner. --bundle names the left one. Not in Pulsar.
     """
-    carry_out(verbs.merge(_named(namespace, bundle)), log, admin, timeout, as_json=as_json)
+    carry_out(
+        lambda port: moves.merge(port, _named(namespace, bundle)),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 def parse_points(text: str) -> tuple[int, ...]:
@@ -514,8 +533,9 @@ def grant_permission(
 
     Brokers check this if they run with authorization.
     """
+    parsed = parse_actions(actions.split(","))
     carry_out(
-        verbs.grant_permission(namespace, role, parse_actions(actions.split(","))),
+        lambda port: verbs.grant_permission(port, namespace, role, parsed),
         log,
         admin,
         timeout,
@@ -537,7 +557,13 @@ def revoke_permission(
 
     Brokers with authorization disconnect its clients from the topics.
     """
-    carry_out(verbs.grant_permission(namespace, role, ()), log, admin, timeout, as_json=as_json)
+    carry_out(
+        lambda port: verbs.grant_permission(port, namespace, role, ()),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -50,8 +50,8 @@ from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, Rejected
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.operations.access import until
-from equipoise.brokers.operations.on_channel import run
-from equipoise.brokers.operations.verbs import transfer_batch
+from equipoise.brokers.operations.moves import transfer_batch
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
@@ -194,7 +194,8 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
             )
             left = [move for move in left if move not in batch]
             _check_unchanged(plan, access.view, batch)
-            outcomes = {outcome.bundle: outcome for outcome in run(in_time, transfer_batch(batch))}
+            reported = run(transfer_batch(ChannelPort(in_time), batch))
+            outcomes = {outcome.bundle: outcome for outcome in reported}
             for move in batch:
                 outcome = outcomes.get(move.bundle)
                 failed = failed or outcome is None or outcome.owner != move.destination

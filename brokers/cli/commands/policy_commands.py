@@ -45,7 +45,7 @@ from equipoise.brokers.cli.rows import (
     policy_row,
 )
 from equipoise.brokers.operations import verbs
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.channel.core.records import Document
 
 app = group("Define which brokers may own which bundles.")
@@ -259,7 +259,9 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a policy."""
-    carry_out(verbs.delete_cluster_policy(key), log, admin, timeout, as_json=as_json)
+    carry_out(
+        lambda port: verbs.delete_cluster_policy(port, key), log, admin, timeout, as_json=as_json
+    )
 
 
 @app.command()
@@ -292,7 +294,7 @@ def _set(
     log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool
 ) -> None:
     with writing(log, admin, timeout) as access:
-        answer = run(access, verbs.set_cluster_policy(key, document))
+        answer = run(verbs.set_cluster_policy(ChannelPort(access), key, document))
         row = policy_row(access.view, key)
     print_fact(answer.sentence, {**answer.document, **row}, as_json=as_json)
 

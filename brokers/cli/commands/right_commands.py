@@ -59,7 +59,9 @@ def grant(
 
     Brokers check rights if they run with authorization.
     """
-    carry_out(verbs.grant_right(role, right), log, admin, timeout, as_json=as_json)
+    carry_out(
+        lambda port: verbs.grant_right(port, role, right), log, admin, timeout, as_json=as_json
+    )
 
 
 @app.command()
@@ -75,7 +77,7 @@ def revoke(
 
     It keeps what it may do in namespaces and tenants.
     """
-    carry_out(verbs.revoke_right(role), log, admin, timeout, as_json=as_json)
+    carry_out(lambda port: verbs.revoke_right(port, role), log, admin, timeout, as_json=as_json)
 
 
 @app.command("list")

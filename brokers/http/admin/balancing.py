@@ -142,7 +142,7 @@ class Balancing(Admin):
         return done()
 
     async def _change(self, request: web.Request, changes: Changes) -> SettingsChange:
-        return await self._run(request, change_settings(changes))
+        return await change_settings(self._port(request), changes)
 
 
 class Decisions:

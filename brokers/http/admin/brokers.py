@@ -144,13 +144,13 @@ class Brokers(Admin):
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the
         channel shows that it drains.
         """
-        return await self._done(request, drain(self._worker.broker_id, wait=False))
+        return await self._done(drain(self._port(request), self._worker.broker_id, wait=False))
 
     async def undrain(self, request: web.Request) -> web.Response:
         """End the drain of this broker: once all bundles are away, it joins again and takes
         bundles. Answered at once.
         """
-        return await self._done(request, undrain(self._worker.broker_id, wait=False))
+        return await self._done(undrain(self._port(request), self._worker.broker_id, wait=False))
 
     async def shutdown(self, request: web.Request) -> web.Response:
         """End the process of this broker as SIGTERM does: it drains first. Answered before. 405

@@ -78,13 +78,15 @@ class Policies(Admin):
             "an object with namespaces and primary, lists of regular expressions",
         )
         return await self._done(
-            request, set_cluster_policy(key_of(request, ISOLATION), body.document)
+            set_cluster_policy(self._port(request), key_of(request, ISOLATION), body.document)
         )
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
         view_of_cluster(self._worker, request)
-        return await self._done(request, delete_cluster_policy(key_of(request, ISOLATION)))
+        return await self._done(
+            delete_cluster_policy(self._port(request), key_of(request, ISOLATION))
+        )
 
     async def isolated_brokers(self, request: web.Request) -> web.Response:
         """Return the isolation policy of each live broker, sorted by broker, as Pulsar's
@@ -123,11 +125,13 @@ class Policies(Admin):
         body = await required_body_of(
             request, PIN_BODY, "an object with namespace and brokers, a list of ids"
         )
-        return await self._done(request, set_cluster_policy(key_of(request, PIN), body.document))
+        return await self._done(
+            set_cluster_policy(self._port(request), key_of(request, PIN), body.document)
+        )
 
     async def delete_pin(self, request: web.Request) -> web.Response:
         """Delete one pin."""
-        return await self._done(request, delete_cluster_policy(key_of(request, PIN)))
+        return await self._done(delete_cluster_policy(self._port(request), key_of(request, PIN)))
 
 
 def key_of(request: web.Request, kind: str) -> str:

@@ -146,16 +146,19 @@ class Clusters(Admin):
             request, FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids"
         )
         return await self._done(
-            request,
             set_cluster_policy(
-                key_of(request, FAILURE_DOMAIN), failure_domain_document(body.brokers or ())
-            ),
+                self._port(request),
+                key_of(request, FAILURE_DOMAIN),
+                failure_domain_document(body.brokers or ()),
+            )
         )
 
     async def delete_domain(self, request: web.Request) -> web.Response:
         """Delete one failure domain. Its brokers are then in the domains that they declare."""
         view_of_cluster(self._worker, request)
-        return await self._done(request, delete_cluster_policy(key_of(request, FAILURE_DOMAIN)))
+        return await self._done(
+            delete_cluster_policy(self._port(request), key_of(request, FAILURE_DOMAIN))
+        )
 
 
 def _domain(document: Document) -> dict[str, object]:

@@ -62,11 +62,13 @@ class Controls(Admin):
             raise InvalidRequest(
                 what="the body", problem="for_ms is missing; a pause must have an end"
             )
-        return await self._done(request, verbs.pause_balancing(reason=reason, until_ms=until_ms))
+        return await self._done(
+            verbs.pause_balancing(self._port(request), reason=reason, until_ms=until_ms)
+        )
 
     async def resume(self, request: web.Request) -> web.Response:
         """End the pause of balancing."""
-        return await self._done(request, verbs.resume_balancing())
+        return await self._done(verbs.resume_balancing(self._port(request)))
 
     async def freeze(self, request: web.Request) -> web.Response:
         """Have the balancer leave the bundles of a namespace alone, in place of a freeze before.
@@ -74,12 +76,16 @@ class Controls(Admin):
         """
         reason, until_ms = await self._given(request)
         return await self._done(
-            request, verbs.freeze_namespace(namespace_of(request), reason=reason, until_ms=until_ms)
+            verbs.freeze_namespace(
+                self._port(request), namespace_of(request), reason=reason, until_ms=until_ms
+            )
         )
 
     async def unfreeze(self, request: web.Request) -> web.Response:
         """End the freeze of a namespace."""
-        return await self._done(request, verbs.unfreeze_namespace(namespace_of(request)))
+        return await self._done(
+            verbs.unfreeze_namespace(self._port(request), namespace_of(request))
+        )
 
     async def start_maintenance(self, request: web.Request) -> web.Response:
         """Have a broker take no bundles and give its own away. Answered once the channel has it.
@@ -89,7 +95,9 @@ class Controls(Admin):
 
     async def end_maintenance(self, request: web.Request) -> web.Response:
         """End the maintenance of a broker."""
-        return await self._done(request, verbs.end_maintenance(request.match_info["broker"]))
+        return await self._done(
+            verbs.end_maintenance(self._port(request), request.match_info["broker"])
+        )
 
     async def start_domain_maintenance(self, request: web.Request) -> web.Response:
         """Have all brokers of a failure domain take no bundles and give theirs away, as for one
@@ -100,21 +108,27 @@ class Controls(Admin):
     async def end_domain_maintenance(self, request: web.Request) -> web.Response:
         """End the maintenance of a failure domain."""
         return await self._done(
-            request, verbs.end_maintenance(request.match_info["name"], of_domain=True)
+            verbs.end_maintenance(self._port(request), request.match_info["name"], of_domain=True)
         )
 
     async def release(self, request: web.Request) -> web.Response:
         """End the quarantine of a bundle. The leader assigns it at once."""
-        return await self._done(request, verbs.release_bundle(bundle_of(request)))
+        return await self._done(verbs.release_bundle(self._port(request), bundle_of(request)))
 
     async def _start_maintenance(
         self, request: web.Request, subject: str, *, of_domain: bool = False
     ) -> web.Response:
         reason, until_ms = await self._given(request)
-        operation = verbs.start_maintenance(
-            subject, reason=reason, until_ms=until_ms, of_domain=of_domain, wait=False
+        return await self._done(
+            verbs.start_maintenance(
+                self._port(request),
+                subject,
+                reason=reason,
+                until_ms=until_ms,
+                of_domain=of_domain,
+                wait=False,
+            )
         )
-        return await self._done(request, operation)
 
     async def _given(self, request: web.Request) -> tuple[str, int]:
         """Return the reason and the end (Unix time; 0: none) that a body names."""

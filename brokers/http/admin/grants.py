@@ -56,10 +56,12 @@ class Grants(Admin):
             request, ACTIONS_BODY, f"a list of actions: {', '.join(Action)}"
         )
         return await self._done(
-            request,
             verbs.grant_permission(
-                namespace_of(request), request.match_info["role"], parse_actions(names)
-            ),
+                self._port(request),
+                namespace_of(request),
+                request.match_info["role"],
+                parse_actions(names),
+            )
         )
 
     async def revoke_permission(self, request: web.Request) -> web.Response:
@@ -67,7 +69,9 @@ class Grants(Admin):
         their topics.
         """
         return await self._done(
-            request, verbs.grant_permission(namespace_of(request), request.match_info["role"], ())
+            verbs.grant_permission(
+                self._port(request), namespace_of(request), request.match_info["role"], ()
+            )
         )
 
     async def rights(self, _request: web.Request) -> web.Response:
@@ -79,8 +83,10 @@ class Grants(Admin):
         right = await required_body_of(
             request, RIGHT_BODY, f"one of these, as JSON: {', '.join(Right)}"
         )
-        return await self._done(request, verbs.grant_right(request.match_info["role"], right))
+        return await self._done(
+            verbs.grant_right(self._port(request), request.match_info["role"], right)
+        )
 
     async def revoke(self, request: web.Request) -> web.Response:
         """Take from a role its right in the cluster; 404 if it has none."""
-        return await self._done(request, verbs.revoke_right(request.match_info["role"]))
+        return await self._done(verbs.revoke_right(self._port(request), request.match_info["role"]))

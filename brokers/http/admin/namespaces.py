@@ -52,7 +52,7 @@ from equipoise.brokers.http.bodies import (
 )
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
-from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.checks import check_unused
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import CallerError
@@ -168,8 +168,9 @@ class Namespaces(Admin):
             request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}"
         )
         return await self._done(
-            request,
-            verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value),
+            verbs.set_namespace_policy(
+                self._port(request), namespace_of(request), ON_CHANNEL_LOSS, choice.value
+            )
         )
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
@@ -195,7 +196,9 @@ class Namespaces(Admin):
             else text
         )
         return await self._done(
-            request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group)
+            verbs.set_namespace_policy(
+                self._port(request), namespace_of(request), ANTI_AFFINITY_GROUP, group
+            )
         )
 
     async def of_anti_affinity_group(self, request: web.Request) -> web.Response:
@@ -212,7 +215,9 @@ class Namespaces(Admin):
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
         """Remove a namespace from its anti-affinity group."""
         return await self._done(
-            request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None)
+            verbs.set_namespace_policy(
+                self._port(request), namespace_of(request), ANTI_AFFINITY_GROUP, None
+            )
         )
 
     async def clusters(self, request: web.Request) -> web.Response:
@@ -255,10 +260,13 @@ class Namespaces(Admin):
         )
         boundaries = (body.bundles or Bundles()).cuts(namespace)
         return await self._done(
-            request,
             verbs.create_namespace(
-                namespace, boundaries, body.policies, base=self._worker.config.base_settings
-            ),
+                self._port(request),
+                namespace,
+                boundaries,
+                body.policies,
+                base=self._worker.config.base_settings,
+            )
         )
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -274,7 +282,7 @@ class Namespaces(Admin):
             and namespace.status != "deleting"
         ):
             check_unused(namespace.name, await self._topics.in_use(namespace.name))
-        return await self._done(request, verbs.delete_namespace(namespace.name))
+        return await self._done(verbs.delete_namespace(self._port(request), namespace.name))
 
     async def unload_all(self, request: web.Request) -> web.Response:
         """Move every bundle of a namespace away from its owner. A header says how many moved.
@@ -285,7 +293,7 @@ class Namespaces(Admin):
             if parameter in request.query:
                 problem = "it is for the move of one bundle; name the bundle in the path"
                 raise InvalidRequest(what=f"the parameter {parameter}", problem=problem)
-        answer = await self._run(request, verbs.unload_all(namespace_of(request)))
+        answer = await moves.unload_all(self._port(request), namespace_of(request))
         stuck = [outcome.document() for outcome in answer.stuck]
         moved = len(answer.outcomes) - len(stuck)
         summary = {"moved": moved, "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]}
@@ -300,13 +308,13 @@ class Namespaces(Admin):
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
         """Cancel all moves of a namespace that are not complete."""
-        return await self._done(request, verbs.cancel_all(namespace_of(request)))
+        return await self._done(moves.cancel_all(self._port(request), namespace_of(request)))
 
     # --- bundles ---
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a transfer or a split that is not complete."""
-        return await self._done(request, verbs.cancel(bundle_of(request)))
+        return await self._done(moves.cancel(self._port(request), bundle_of(request)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force`
@@ -321,11 +329,11 @@ class Namespaces(Admin):
                 what="the parameter force", problem="it is for a transfer; name a destinationBroker"
             )
         if destination is not None:
-            answer = await self._run(request, verbs.transfer(name, destination, force=force))
+            answer = await moves.transfer(self._port(request), name, destination, force=force)
         elif bundle_named(ready_view(self._worker), name).phase == "free":
             return done()
         else:
-            answer = await self._run(request, verbs.unload(name))
+            answer = await moves.unload(self._port(request), name)
         return _unloaded(answer.outcomes[0].document())
 
     async def split(self, request: web.Request) -> web.Response:
@@ -346,7 +354,7 @@ class Namespaces(Admin):
             bundle = bundle_named(ready_view(self._worker), name)
             check_cuts(bundle.low, bundle.high, sorted(positions))
             positions = None  # As in Pulsar, these algorithms ignore possible positions.
-        return await self._done(request, verbs.split(name, algorithm, positions))
+        return await self._done(moves.split(self._port(request), name, algorithm, positions))
 
     async def _heaviest(self, name: str, by: str, topics: NamespaceTopics) -> str:
         namespace = namespace_named(ready_view(self._worker), name).name
@@ -361,7 +369,7 @@ class Namespaces(Admin):
 
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""
-        return await self._done(request, verbs.merge(bundle_of(request)))
+        return await self._done(moves.merge(self._port(request), bundle_of(request)))
 
 
 def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Awaitable
 
 from aiohttp import web
 
 from equipoise.brokers.http.answers import done
 from equipoise.brokers.http.caller import requester_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.steps import Operation
+from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.system.deadline import Deadline
-
-T = TypeVar("T")
 
 
 class Admin:
@@ -24,15 +21,15 @@ class Admin:
         self._worker = worker
         self._operations = Operations(worker)
 
-    async def _run(self, request: web.Request, operation: Operation[T]) -> T:
-        """Run an operation for the caller within `admin_ms`. Raises `NotReady`, and what
-        `requester_of` and `Operations.run` raise.
+    def _port(self, request: web.Request) -> WorkerPort:
+        """Return the port for one operation of the caller, within `admin_ms`. Raises `NotReady`,
+        and what `requester_of` raises.
         """
         ready_view(self._worker)
         deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
-        return await self._operations.run(operation, deadline, requested_by=requester_of(request))
+        return self._operations.port(deadline, requested_by=requester_of(request))
 
-    async def _done(self, request: web.Request, operation: Operation[object]) -> web.Response:
-        """Run an operation for the caller, and return 204."""
-        await self._run(request, operation)
+    async def _done(self, operation: Awaitable[object]) -> web.Response:
+        """Return 204 at the end of an operation."""
+        await operation
         return done()

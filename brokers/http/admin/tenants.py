@@ -58,10 +58,12 @@ class Tenants(Admin):
         tenant = _tenant_of(request)
         body = await body_of(request, TENANT_BODY) or TenantBody()
         return await self._done(
-            request,
             verbs.create_tenant(
-                tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters
-            ),
+                self._port(request),
+                tenant,
+                admin_roles=body.admin_roles,
+                allowed_clusters=body.allowed_clusters,
+            )
         )
 
     async def update(self, request: web.Request) -> web.Response:
@@ -71,10 +73,12 @@ class Tenants(Admin):
             request, TENANT_BODY, "an object with adminRoles and allowedClusters"
         )
         return await self._done(
-            request,
             verbs.update_tenant(
-                tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters
-            ),
+                self._port(request),
+                tenant,
+                admin_roles=body.admin_roles,
+                allowed_clusters=body.allowed_clusters,
+            )
         )
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -88,7 +92,7 @@ class Tenants(Admin):
                 " first"
             )
             return not_supported(request, reason, allow="GET, PUT, POST")
-        return await self._done(request, verbs.delete_tenant(tenant))
+        return await self._done(verbs.delete_tenant(self._port(request), tenant))
 
 
 def _tenant_of(request: web.Request) -> str:

@@ -147,17 +147,20 @@ class TopicPolicies(Admin):
         self._server.check_namespace(self._namespace(request).name)
         value: Any = await required_body_of(request, path.policy.adapter, path.expected)
         return await self._done(
-            request,
             verbs.set_namespace_policy(
-                namespace_of(request), path.policy.name, path.policy.encode(value)
-            ),
+                self._port(request),
+                namespace_of(request),
+                path.policy.name,
+                path.policy.encode(value),
+            )
         )
 
     async def remove_policy(self, request: web.Request) -> web.Response:
         """Remove a policy for the topics of a namespace."""
         return await self._done(
-            request,
-            verbs.set_namespace_policy(namespace_of(request), _path_of(request).policy.name, None),
+            verbs.set_namespace_policy(
+                self._port(request), namespace_of(request), _path_of(request).policy.name, None
+            )
         )
 
     async def properties(self, request: web.Request) -> web.Response:
@@ -180,7 +183,9 @@ class TopicPolicies(Admin):
                 " properties, the maximum; remove some first"
             )
             raise InvalidRequest(what="the body", problem=problem)
-        return await self._done(request, verbs.set_namespace_policies(namespace_of(request), given))
+        return await self._done(
+            verbs.set_namespace_policies(self._port(request), namespace_of(request), given)
+        )
 
     async def clear_properties(self, request: web.Request) -> web.Response:
         """Remove all properties of a namespace, one after the other."""
@@ -188,7 +193,7 @@ class TopicPolicies(Admin):
             map(property_policy, properties_in(self._namespace(request).policies))
         )
         return await self._done(
-            request, verbs.set_namespace_policies(namespace_of(request), removed)
+            verbs.set_namespace_policies(self._port(request), namespace_of(request), removed)
         )
 
     async def property(self, request: web.Request) -> web.Response:
@@ -200,18 +205,20 @@ class TopicPolicies(Admin):
         """Set one property of a namespace."""
         named = request.match_info
         return await self._done(
-            request,
             verbs.set_namespace_policy(
-                namespace_of(request), property_policy(named["key"]), named["value"]
-            ),
+                self._port(request),
+                namespace_of(request),
+                property_policy(named["key"]),
+                named["value"],
+            )
         )
 
     async def remove_property(self, request: web.Request) -> web.Response:
         """Remove one property of a namespace. Return its value as text; 204 if it was not set."""
         key = request.match_info["key"]
         value = properties_in(self._namespace(request).policies).get(key)
-        await self._run(
-            request, verbs.set_namespace_policy(namespace_of(request), property_policy(key), None)
+        await verbs.set_namespace_policy(
+            self._port(request), namespace_of(request), property_policy(key), None
         )
         return done() if value is None else text_answer(value)
 

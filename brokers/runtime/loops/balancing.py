@@ -37,7 +37,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.verbs import move as moved_by
+from equipoise.brokers.operations.moves import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
@@ -456,8 +456,8 @@ class Balancing:
         began_ms, duration_ms = self._worker.clock.now().boot_ms, 0
         problem: str | None = "its end is not known"
         try:
-            operation = moved_by(intent, f"the move of {move.bundle}")
-            _, made = await self._operations.run(operation, Deadline.after(timeout_ms=timeout_ms))
+            port = self._operations.port(Deadline.after(timeout_ms=timeout_ms))
+            _, made = await moved_by(port, intent, f"the move of {move.bundle}")
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
             owner = broker_id_of(view, made[0].owner) if made else None
             duration_ms = self._worker.clock.now().boot_ms - began_ms

@@ -29,9 +29,8 @@ from equipoise.brokers.balancing.splitting.splitting_memory import (
     standing_of,
 )
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.steps import propose
-from equipoise.brokers.operations.verbs import move
+from equipoise.brokers.operations.in_worker import Operations, WorkerPort
+from equipoise.brokers.operations.moves import move
 from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.worker import Worker
@@ -213,6 +212,9 @@ class Splitting:
             at_ms=now.wall_ms,
         )
 
+    def _port(self, rounds: RoundSettings) -> WorkerPort:
+        return self._operations.port(Deadline.after(timeout_ms=rounds.move_timeout_ms))
+
     async def _carry_out_split(self, split: SplitDecision, rounds: RoundSettings) -> str | None:
         """Split a bundle. Return why it failed, or None."""
         intent = SplitBundle(
@@ -221,11 +223,8 @@ class Splitting:
             positions=split.cuts,
             reason=split.reason,
         )
-        deadline = Deadline.after(timeout_ms=rounds.move_timeout_ms)
         try:
-            _, children = await self._operations.run(
-                move(intent, f"the split of {split.bundle}"), deadline
-            )
+            _, children = await move(self._port(rounds), intent, f"the split of {split.bundle}")
         except EquipoiseError as error:
             return self._failed(_SPLIT, error)
         self._failures[_SPLIT].succeeded()
@@ -240,9 +239,7 @@ class Splitting:
         """Merge two neighbours. Return why it failed, or None."""
         intent = MergeBundles(left=merge.left, right=merge.right, reason=merge.reason)
         try:
-            await self._operations.run(
-                propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms)
-            )
+            await self._port(rounds).propose(intent)
         except EquipoiseError as error:
             return self._failed(_MERGE, error)
         self._failures[_MERGE].succeeded()
@@ -254,9 +251,7 @@ class Splitting:
         """
         intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True, planned=planned)
         try:
-            await self._operations.run(
-                propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms)
-            )
+            await self._port(rounds).propose(intent)
         except Rejected as error:
             _logger.info(
                 "child of a split stays: %s",

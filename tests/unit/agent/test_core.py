@@ -126,7 +126,7 @@ def test_a_failure_in_doubt_answers_nothing() -> None:
     assert [] == answers(core)
     read_back(core, next(effect for effect in core.effects if isinstance(effect, Append)))
     assert [(7, True)] == [
-        (answer.ticket, answer.verdict is not None and answer.verdict.accepted)
+        (answer.ticket, answer.folded is not None and answer.folded.verdict.accepted)
         for answer in answers(core)
     ]
 
@@ -148,11 +148,11 @@ def test_reading_an_own_record_settles_all_earlier_attempts() -> None:
     core.effects = []
     read_back(core, appends[1])
     first, second = answers(core)
-    assert (0, None) == (first.ticket, first.verdict)
+    assert (0, None) == (first.ticket, first.folded)
     assert isinstance(first.error, NotProposed)
-    assert (1, core.view.offset) == (second.ticket, second.offset)
-    assert second.verdict is not None
-    assert second.verdict.accepted
+    assert second.folded is not None
+    assert (1, core.view.offset) == (second.ticket, second.folded.offset)
+    assert second.folded.verdict.accepted
 
 
 def test_a_resync_settles_what_its_view_covers() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.operations import on_channel, verbs
+from equipoise.brokers.operations import moves, on_channel
 from equipoise.brokers.operations.access import Access
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
@@ -395,7 +395,7 @@ def test_an_unload_of_a_namespace_spreads_its_bundles(tmp_path: Path) -> None:
 def test_an_unload_without_another_broker_waits_for_the_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verbs, "PLACED_MS", 10)
+    monkeypatch.setattr(moves, "PLACED_MS", 10)
     channel = owned_channel()
     for other in "bc":
         channel.die(other)

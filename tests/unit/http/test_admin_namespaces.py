@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from equipoise.brokers.errors import Cancelled, Rejected
-from equipoise.brokers.operations import in_worker, on_channel, verbs
+from equipoise.brokers.operations import in_worker, moves, verbs
 from equipoise.brokers.operations.access import opened
-from equipoise.brokers.operations.steps import Operation
+from equipoise.brokers.operations.on_channel import ChannelPort, run
+from equipoise.brokers.operations.outcomes import Answer
 from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, until
 
@@ -247,13 +250,16 @@ async def test_impossible_moves_are_refused_with_different_statuses(tmp_path: Pa
         assert 412 == (await refusal(brokers, "", f"{NAMESPACE}/LARGEST"))[0]
 
 
-def on_the_channel(log_url: str, operation: Operation[verbs.Answer]) -> str:
+Operation = Callable[[ChannelPort], Coroutine[Any, Any, Answer]]
+
+
+def on_the_channel(log_url: str, operation: Operation) -> str:
     """The error of an operation that runs directly on the channel, as the command line runs it."""
     with (
         opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access,
         pytest.raises((Rejected, Cancelled)) as caught,
     ):
-        on_channel.run(access, operation)
+        run(operation(ChannelPort(access)))
     return str(caught.value)
 
 
@@ -271,20 +277,20 @@ async def test_refusals_read_the_same_over_http_and_on_the_channel(tmp_path: Pat
         await brokers.give(second, other)
         other.service.refuses.add(first)
         to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
-        asked: list[tuple[str, int, Operation[verbs.Answer]]] = [
+        asked: list[tuple[str, int, Operation]] = [
             (
                 f"{path_of(first)}/unload?destinationBroker={one.id}",
                 409,
-                verbs.transfer(first, one.id),
+                lambda port: moves.transfer(port, first, one.id),
             ),
-            (f"{path_of(first)}/merge", 409, verbs.merge(first)),
-            (f"{path_of(last)}/merge", 412, verbs.merge(last)),
+            (f"{path_of(first)}/merge", 409, lambda port: moves.merge(port, first)),
+            (f"{path_of(last)}/merge", 412, lambda port: moves.merge(port, last)),
             (
                 f"{NAMESPACES}/{NAMESPACE}",
                 409,
-                verbs.create_namespace(NAMESPACE, even_boundaries(1)),
+                lambda port: verbs.create_namespace(port, NAMESPACE, even_boundaries(1)),
             ),
-            (to_other, 409, verbs.transfer(first, other.id)),
+            (to_other, 409, lambda port: moves.transfer(port, first, other.id)),
         ]
         for path, status, operation in asked:
             answer = await one.put(path)

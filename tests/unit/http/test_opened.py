@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.operations import on_channel, outcomes, verbs
+from equipoise.brokers.operations import moves, outcomes
 from equipoise.brokers.operations.access import opened
+from equipoise.brokers.operations.on_channel import ChannelPort, run
 from tests.unit.http.cluster import (
     NAMESPACE,
     PATIENCE_MS,
@@ -52,7 +53,7 @@ async def by_command(_cluster: Cluster, one: Broker, target: Broker, bundle: str
 
     def carry_out() -> str:
         with opened(one.worker.log_name, timeout_ms=PATIENCE_MS, publisher="admin:ops") as access:
-            return on_channel.run(access, verbs.transfer(bundle, target.id)).sentence
+            return run(moves.transfer(ChannelPort(access), bundle, target.id)).sentence
 
     return await asyncio.to_thread(carry_out)
 
@@ -64,7 +65,7 @@ async def test_a_move_is_answered_when_its_owner_has_opened(
 ) -> None:
     """Not before, and without a wait to see that it keeps the bundle."""
     monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
-    monkeypatch.setattr(verbs, "PLACED_MS", WITHOUT_END_MS)
+    monkeypatch.setattr(moves, "PLACED_MS", WITHOUT_END_MS)
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
         bundle, source, target = brokers.first()
         for broker in brokers.brokers:

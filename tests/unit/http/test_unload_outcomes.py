@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http.admin.namespaces import UNLOAD_OUTCOME
-from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations import moves
 from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of
 
 pytestmark = pytest.mark.integration
@@ -100,7 +100,7 @@ async def test_an_unload_without_another_broker_reports_why_the_bundle_stays(
             outcome["problem"],
         )
         owner.service.fails.add(bundle)
-        monkeypatch.setattr(verbs, "PLACED_MS", 600)
+        monkeypatch.setattr(moves, "PLACED_MS", 600)
         outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
         assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (
             outcome["owner"],

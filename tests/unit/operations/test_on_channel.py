@@ -8,19 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import BY_COUNT, RACES_MAX
+from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, until
-from equipoise.brokers.operations.death_declaration import declare_dead
-from equipoise.brokers.operations.on_channel import run, submit
-from equipoise.brokers.operations.steps import Listen, Look, Seen, Until
-from equipoise.brokers.operations.verbs import (
-    UNLOADS_AT_ONCE,
-    cancel,
-    delete_namespace,
-    split,
-    unload_all,
-)
+from equipoise.brokers.operations.moves import UNLOADS_AT_ONCE, cancel, split, unload_all
+from equipoise.brokers.operations.on_channel import ChannelPort, declare_dead, run, submit
+from equipoise.brokers.operations.verbs import delete_namespace
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -30,13 +24,14 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
+from equipoise.channel.core.records import Genesis, PolicyRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.compacted import compact
 from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
+from tests.channels.operating import FoldingPort
 
 numbers = itertools.count()
 
@@ -82,12 +77,6 @@ def begun() -> Channel:
 def set_policy(view: View, author: propose.Author) -> PolicyRecord:
     """The record that all writers propose here: the policy `p` names its author."""
     return propose.set_policy(author, view, name="p", document={"of": author.publisher})
-
-
-def folded(channel: Channel, record: AnyRecord) -> Folded:
-    """A record that is put on the channel, as a reader of it folds it."""
-    verdict = channel.put(record)
-    return Folded(offset=channel.view.offset, record=record, verdict=verdict)
 
 
 def rival(channel: Channel, log: MemoryLog) -> Meddle:
@@ -153,7 +142,12 @@ def test_a_deletion_skips_bundles_that_others_have_unloaded() -> None:
     log.before_append = [lambda: None, let_go]
     told: list[str] = []
     # Deleting stands at 6, the others' records at 7 and 8, our late unload at 9.
-    assert 10 == run(access, delete_namespace(NAMESPACE, progress=told.append)).document["offset"]
+    assert (
+        10
+        == run(delete_namespace(ChannelPort(access), NAMESPACE, progress=told.append)).document[
+            "offset"
+        ]
+    )
     assert ({}, 1) == (access.view.namespaces, len(told))
 
 
@@ -202,10 +196,10 @@ def test_the_bundles_of_a_namespace_are_released_in_batches(*, is_deletion: bool
     log = Owner(name=f"memory:owner-{next(numbers)}")
     access, log.channel = owned_by_a(log, bundles=UNLOADS_AT_ONCE + 6)
     if is_deletion:
-        run(access, delete_namespace(NAMESPACE))
+        run(delete_namespace(ChannelPort(access), NAMESPACE))
         assert {} == access.view.namespaces
     else:
-        assert UNLOADS_AT_ONCE + 6 == len(run(access, unload_all(NAMESPACE)).outcomes)
+        assert UNLOADS_AT_ONCE + 6 == len(run(unload_all(ChannelPort(access), NAMESPACE)).outcomes)
         assert {"free"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
     assert log.releasing_max == UNLOADS_AT_ONCE
 
@@ -223,7 +217,7 @@ def test_an_unload_of_all_skips_bundles_that_others_move() -> None:
 
     log.before_append = [lambda: None, unload_second]
     assert {first.name: 10, third.name: 13} == run(
-        access, unload_all(NAMESPACE, wait=False)
+        unload_all(ChannelPort(access), NAMESPACE, wait=False)
     ).document["offsets"]
     assert {"unloading"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
 
@@ -360,48 +354,34 @@ def test_a_new_incarnation_is_not_declared_dead(tmp_path: Path) -> None:
     assert b"a-2" in encode(access.view.brokers["a"].joined)
 
 
+class TakenFirst(FoldingPort):
+    """A channel on which the bundle gets its owner just before the proposal."""
+
+    async def propose(self, intent: Intent) -> Folded:
+        self.channel.own("a")
+        return await super().propose(intent)
+
+
 def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
     channel = channel_with("a")
-    operation = split(channel.bundle().name)
-    next(operation)
-    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin", placement=BY_COUNT)
-    operation.send(seen)
-    listening = operation.send(seen)
-    assert isinstance(listening, Listen)
-    channel.own("a")
-    operation.send(None)
-    waiting = operation.send(
-        folded(
-            channel,
-            propose.start_split(
-                channel.admin(), channel.bundle(), algorithm="range_equally_divide"
-            ),
-        )
+    port = TakenFirst(
+        channel,
+        lambda: port.fold(propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,))),
     )
-    assert isinstance(waiting, Until)
-    assert waiting.condition(channel.view) is None
-    listening.listener(
-        folded(channel, propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,)))
-    )
-    children = waiting.condition(channel.view)
-    assert isinstance(children, tuple)
-    assert 2 == len(children)
+    assert 2 == len(run(split(port, channel.bundle().name)).document["children"])  # type: ignore[arg-type]
 
 
 def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:
     channel = channel_in("transferring")
-    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin", placement=BY_COUNT)
-    operation = cancel(channel.bundle().name)
-    next(operation)
-    operation.send(seen)
-    assert isinstance(
-        operation.send(
-            folded(channel, propose.cancel(channel.admin(), channel.bundle(), reason="no room"))
-        ),
-        Look,
-    )
     source = channel.incarnation("source")
-    channel.die("source")
-    with pytest.raises(StopIteration) as ended:
-        operation.send(seen)
-    assert f"#{source}" == ended.value.value.document["owner"]
+
+    class Survived(FoldingPort):
+        """The source dies just after the proposal."""
+
+        async def propose(self, intent: Intent) -> Folded:
+            accepted = await super().propose(intent)
+            channel.die("source")
+            return accepted
+
+    answer = run(cancel(Survived(channel), channel.bundle().name))
+    assert f"#{source}" == answer.document["owner"]

@@ -19,7 +19,7 @@ from equipoise.brokers.agent.intents import (
     Transfer,
     Unload,
 )
-from equipoise.brokers.agent.requests import RACES_MAX, may_run_again
+from equipoise.brokers.agent.requests import RACES_MAX, may_run_again, rejection
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.errors import (
@@ -32,17 +32,16 @@ from equipoise.brokers.errors import (
 from equipoise.brokers.operations.checks import (
     check_destination,
     check_request,
-    rejection,
     unless_overtaken,
 )
-from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
-from equipoise.brokers.operations.verbs import (
+from equipoise.brokers.operations.moves import (
     BY_OPERATOR,
     CANCELLED_BY_OPERATOR,
     UNLOADS_AT_ONCE,
     cancels_of,
-    next_of_deletion,
 )
+from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
+from equipoise.brokers.operations.verbs import next_of_deletion
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import CallerError

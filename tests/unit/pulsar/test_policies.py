@@ -15,6 +15,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSub
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.core.reader import Folded
 from tests.unit.http.cluster import until
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
 
@@ -165,7 +166,7 @@ async def test_all_properties_of_a_request_are_set_within_one_deadline(
 
     async def slow(
         worker: Worker, intent: Intent, *, timeout_ms: int, requested_by: str | None
-    ) -> int:
+    ) -> Folded:
         await asyncio.sleep(0.1)
         return await usual(worker, intent, timeout_ms=timeout_ms, requested_by=requested_by)
 

@@ -201,9 +201,7 @@ async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) ->
     destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
     worker = destination.worker
     moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
-    await worker.reached(
-        await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS
-    )
+    await worker.request(moving, timeout_ms=PATIENCE_MS)
     await running.settled()
     left = running.view.bundles_of(NAMESPACE)[0].name
     await worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)

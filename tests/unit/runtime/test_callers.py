@@ -15,8 +15,11 @@ from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime import callers as module
 from equipoise.brokers.runtime.callers import CALLER, Caller, Line, Listeners, Requests, Waiting
 from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.channel.core import propose
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 
@@ -229,16 +232,19 @@ class Agent:
     def step(self, requested: Requested) -> None:
         self.asked.append(requested)
         if self._reasons:
-            verdict = Verdict(reason=self._reasons.pop(0))
-            self.requests.answer(
-                Answered(ticket=requested.ticket, offset=10 + len(self.asked), verdict=verdict)
-            )
+            self.answer(10 + len(self.asked), self._reasons.pop(0))
+
+    def answer(self, offset: int, reason: Reason | None = None) -> None:
+        """Answer the last request."""
+        record = propose.set_policy(Author(publisher="b"), View(), name="p", document={})
+        folded = Folded(offset=offset, record=record, verdict=Verdict(reason=reason))
+        self.requests.answer(Answered(ticket=self.asked[-1].ticket, folded=folded))
 
 
 async def test_a_lost_race_is_retried_a_few_times() -> None:
     """Any other rejection is final."""
     agent = Agent(Reason.STALE, Reason.STALE, None)
-    assert 13 == await agent.requests.request(INTENT, timeout_ms=LONG_MS)
+    assert 13 == (await agent.requests.request(INTENT, timeout_ms=LONG_MS)).offset
     for reasons in ([Reason.STALE] * 6, [Reason.NOT_ADJACENT]):
         agent = Agent(*reasons)
         with pytest.raises(Rejected) as caught:
@@ -267,19 +273,16 @@ async def test_an_answer_before_the_end_counts() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
     await asyncio.sleep(0)
-    agent.requests.answer(
-        Answered(ticket=agent.asked[0].ticket, offset=7, verdict=Verdict(reason=None))
-    )
+    agent.answer(7)
     agent.requests.end(WorkerEnded(broker="b", problem="rust"))
-    assert 7 == await pending
+    assert 7 == (await pending).offset
 
 
 async def test_a_lost_race_is_not_retried_after_the_deadline() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=50))
     await asyncio.sleep(0)
-    lost = Answered(ticket=agent.asked[0].ticket, offset=11, verdict=Verdict(reason=Reason.STALE))
-    agent.requests.answer(lost)
+    agent.answer(11, Reason.STALE)
     time.sleep(0.06)  # noqa: ASYNC251 - block the loop past the deadline
     with pytest.raises(Rejected) as caught:
         await pending
@@ -299,4 +302,4 @@ async def test_requests_are_bounded_and_end_at_their_deadline(
     for unanswered in (waiting, agent.requests.request(INTENT, timeout_ms=1)):
         with pytest.raises(OutcomeUnknown, match="not read back"):
             await unanswered
-    agent.requests.answer(Answered(ticket=agent.asked[0].ticket, verdict=Verdict(reason=None)))
+    agent.answer(12)

@@ -13,7 +13,7 @@ from equipoise.brokers.agent.intents import SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.http.assignment import AssignmentFeed
 from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.verbs import split
+from equipoise.brokers.operations.moves import split
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
@@ -103,9 +103,9 @@ async def test_a_move_whose_end_was_truncated_is_unknown(benches: Benches) -> No
     async with benches.started() as bench:
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
-        operation = split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,))
+        port = Operations(bench.worker).port(Deadline.after(timeout_ms=PATIENCE_MS))
         splitting = asyncio.ensure_future(
-            Operations(bench.worker).run(operation, Deadline.after(timeout_ms=PATIENCE_MS))
+            split(port, bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,))
         )
         await bench.until(lambda: bench.worker.view.bundles[bundle.name].phase == "splitting")
         now = bench.worker.view.bundles[bundle.name]

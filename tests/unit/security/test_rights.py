@@ -4,7 +4,7 @@ revocations on the channel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import product
 from typing import Any
 
@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.agent.requests import BY_COUNT
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.policies import GRANT, TENANT
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.operations import verbs
-from equipoise.brokers.operations.checks import check_request
-from equipoise.brokers.operations.steps import Look, Operation, Propose, Seen
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.port import Port
 from equipoise.brokers.security.identity import Identity, Surface
 from equipoise.brokers.security.rights import (
     ADMINISTER,
@@ -41,8 +40,8 @@ from equipoise.brokers.security.rights import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound
-from equipoise.channel.core.reader import Folded
 from tests.channels.folding import Channel, channel_with
+from tests.channels.operating import FoldingPort
 
 ROLES = ("ann", "bob@shop.example", "CN=a, O=b/c")
 NAMESPACES = ("shop/orders", "shop/live", "other/orders")
@@ -75,45 +74,9 @@ class Granted:
             self.channel.create(namespace=namespace)
         self.facts: set[tuple[str, str, str]] = set()
 
-    def do(self, operation: Operation[Any]) -> None:
-        """Run an operation without waits, as its drivers do: check, then fold the record of its
-        intent.
-        """
-        result: object = None
-        while True:
-            try:
-                step = operation.send(result)
-            except StopIteration:
-                return
-            if isinstance(step, Look):
-                result = Seen(
-                    view=self.channel.view, log="log", requester="admin:ops", placement=BY_COUNT
-                )
-                continue
-            assert isinstance(step, Propose)
-            check_request(self.channel.view, step.intent)
-            result = self.folded(step.intent)
-
-    def folded(self, intent: Any) -> Folded:  # noqa: ANN401 - one of two kinds
-        """Append the record of an intent."""
-        author, view = self.channel.admin(), self.channel.view
-        if hasattr(intent, "value"):
-            others = {
-                name: value
-                for name, value in view.namespaces[intent.name].policies.items()
-                if name != intent.policy
-            }
-            policies = others if intent.value is None else {**others, intent.policy: intent.value}
-            record: Any = propose.set_namespace_policies(
-                author, view, name=intent.name, policies=policies
-            )
-        elif intent.document is None:
-            record = propose.remove_policy(author, view, name=intent.policy)
-        else:
-            record = propose.set_policy(author, view, name=intent.policy, document=intent.document)
-        verdict = self.channel.put(record)
-        assert verdict.accepted
-        return Folded(offset=view.offset, record=record, verdict=verdict)
+    def do(self, operation: Callable[[Port], Coroutine[Any, Any, object]]) -> None:
+        """Run an operation."""
+        run(operation(FoldingPort(self.channel)))
 
     def forget(self, kind: str, role: str | None, where: str) -> None:
         self.facts = {
@@ -125,25 +88,29 @@ class Granted:
     # --- what an operator may do ---
 
     def grant(self, role: str, right: Right) -> None:
-        self.do(verbs.grant_right(role, right))
+        self.do(lambda port: verbs.grant_right(port, role, right))
         self.forget("cluster", role, "")
         self.facts.add((f"cluster {right}", role, ""))
 
     def revoke(self, role: str) -> None:
         if not any(fact[0].startswith("cluster") and fact[1] == role for fact in self.facts):
             with pytest.raises(NotFound):
-                self.do(verbs.revoke_right(role))
+                self.do(lambda port: verbs.revoke_right(port, role))
             return
-        self.do(verbs.revoke_right(role))
+        self.do(lambda port: verbs.revoke_right(port, role))
         self.forget("cluster", role, "")
 
     def permit(self, role: str, namespace: str, actions: frozenset[Action]) -> None:
-        self.do(verbs.grant_permission(namespace, role, actions))
+        self.do(lambda port: verbs.grant_permission(port, namespace, role, actions))
         self.forget("topics", role, namespace)
         self.facts |= {(f"topics {action}", role, namespace) for action in actions}
 
     def administer(self, roles: frozenset[str], tenant: str) -> None:
-        self.do(verbs.update_tenant(tenant, admin_roles=sorted(roles), allowed_clusters=()))
+        self.do(
+            lambda port: verbs.update_tenant(
+                port, tenant, admin_roles=sorted(roles), allowed_clusters=()
+            )
+        )
         self.forget("tenant", None, tenant)
         self.facts |= {("tenant", role, tenant) for role in roles}
 
@@ -247,11 +214,12 @@ def test_an_unreadable_grant_grants_nothing(document: Mapping[str, Any]) -> None
 @pytest.mark.parametrize("role", ["", " ann", "ann\n", "a" * 256, "a\x00b", "a\ud800"])
 def test_a_role_that_no_record_can_carry_gets_no_right(role: str) -> None:
     granted = Granted()
-    for operation in (
-        verbs.grant_right(role, Right.READ),
-        verbs.revoke_right(role),
-        verbs.grant_permission("shop/orders", role, (Action.PRODUCE,)),
-    ):
+    operations: tuple[Callable[[Port], Coroutine[Any, Any, object]], ...] = (
+        lambda port: verbs.grant_right(port, role, Right.READ),
+        lambda port: verbs.revoke_right(port, role),
+        lambda port: verbs.grant_permission(port, "shop/orders", role, (Action.PRODUCE,)),
+    )
+    for operation in operations:
         with pytest.raises(InvalidRequest, match="the role cannot be used"):
             granted.do(operation)
 
