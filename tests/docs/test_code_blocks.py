@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Mapping
 from configparser import ConfigParser
 from importlib.util import find_spec
@@ -27,7 +28,17 @@ from tests.unit.cli.command_lines import tree
 if TYPE_CHECKING:
     from typer._click import Command
 
-LANGUAGES: Final = {"console", "ini", "json", "mermaid", "properties", "python", "sql", "text"}
+LANGUAGES: Final = {
+    "console",
+    "ini",
+    "json",
+    "mermaid",
+    "properties",
+    "python",
+    "sql",
+    "text",
+    "toml",
+}
 TARGETS: Final = frozenset(
     re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 )
@@ -143,6 +154,8 @@ def test_a_block_names_its_language(block: Block) -> None:
         )
     elif block.language == "properties":
         assert all(re.fullmatch(r"[a-z.]+=.+", line) for line in block.text.splitlines())
+    elif block.language == "toml":
+        tomllib.loads(block.text)
     elif block.language == "python":
         compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
