@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from equipoise.brokers.http.admin.absent import FEATURES, Absent
+from equipoise.brokers.http.admin.absent import DEFAULTS, defaults
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Policies
@@ -76,8 +76,10 @@ def make_app(
             for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())
         ]
     )
-    for paths in (assignment, *of_cluster, *of_balancing, Absent(worker, FEATURES)):
-        app.add_routes([typed(reading(worker, route)) for route in paths.routes()])
+    groups = (assignment, *of_cluster, *of_balancing)
+    routes = [route for paths in groups for route in paths.routes()]
+    routes += defaults(worker, DEFAULTS)
+    app.add_routes([typed(reading(worker, route)) for route in routes])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in
     # progress.
     app.on_shutdown.append(assignment.close)

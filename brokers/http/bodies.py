@@ -238,7 +238,6 @@ OPENED_BODY: Final = TypeAdapter[OpenedBody | None](OpenedBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
 TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
 FAILURE_DOMAIN_BODY: Final = TypeAdapter[FailureDomainBody | None](FailureDomainBody | None)
-PEERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping
-from functools import partial, wraps
+from functools import wraps
 from http import HTTPStatus
 from typing import Final
 
@@ -42,9 +42,6 @@ RETRY_AFTER_S: Final = 1
 
 REQUEST_ID: Final = "X-Request-Id"
 _SHOWN_MAX: Final = 256
-_WITH_TOPICS: Final = (
-    "ask a broker that does, or start this one with the service pulsar and a --pulsar-port"
-)
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
 _PULSAR_COMMANDS: Final = tuple(
@@ -160,39 +157,6 @@ def typed(route: web.RouteDef) -> web.RouteDef:
     )
 
 
-def unmatched(*, has_topics: bool = False) -> web.RouteDef:
-    """Return the route for all unmatched paths. It must be the last one. `has_topics`: whether this
-    broker serves Pulsar's topics.
-    """
-    return typed(web.route("*", "/{path:(?s:.*)}", partial(_unmatched, has_topics=has_topics)))
-
-
-async def _unmatched(request: web.Request, *, has_topics: bool) -> web.Response:
-    """Answer 405 if only the method is wrong, else 404: as aiohttp does, in the form of all errors.
-
-    Pulsar's tools ask any broker for paths of topics, so one that has none says why.
-    """
-    ours = request.match_info.route.resource
-    allowed = set[str]()
-    for resource in request.app.router.resources():
-        if resource is not ours:
-            allowed |= (await resource.resolve(request))[1]
-    if allowed:
-        reason = (
-            f"{_shown(request)} does not support {request.method}; use {', '.join(sorted(allowed))}"
-        )
-        answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed")
-        answer.headers["Allow"] = ", ".join(sorted(allowed))
-        return answer
-    reason = f"there is no path {_shown(request)} at this broker"
-    if not has_topics and request.path.startswith("/admin/"):
-        reason = (
-            f"this broker serves no Pulsar topics, so it does not have {_shown(request)};"
-            f" {_WITH_TOPICS}"
-        )
-    return problem_answer(request, HTTPStatus.NOT_FOUND, reason, "UnknownPath")
-
-
 def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Response:
     """Return 405 for a method that this server does not support at a path. `allow` lists those that
     it supports, as the header does.
@@ -218,10 +182,6 @@ async def _expected(request: web.Request) -> web.Response | None:
 async def _invite_body(request: web.Request) -> None:
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # That was not the final answer.
-
-
-def _shown(request: web.Request) -> str:
-    return repr(request.path[:_SHOWN_MAX])
 
 
 def problem_answer(

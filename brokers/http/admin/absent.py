@@ -1,15 +1,15 @@
-"""Answer for features of Pulsar that this server does not have: a question with Pulsar's default, a
-change with a refusal that says why.
+"""Answer for what Pulsar has and this server does not have.
 
-Without these answers, Pulsar's tools would print that a path is unknown, and nobody would learn the
-reason.
+Two tables hold all of it: the questions with Pulsar's default as the answer, so that tools which
+read all policies go on, and the refusals that can name a way round. One catch-all refuses the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -17,200 +17,168 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import namespace_of
-from equipoise.brokers.http.errors import not_supported
+from equipoise.brokers.http.errors import not_supported, problem_answer, typed
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.runtime.worker import Worker
 
-NOTHING: Final = object()
-"""In place of a default: even the question is refused."""
+_SHOWN_MAX: Final = 256
+
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_UNSET: Final = (
+    *("retention", "messageTTL", "persistence", "persistence/bookieAffinity", "deduplication"),
+    *("subscriptionExpirationTime", "deduplicationSnapshotInterval", "compactionThreshold"),
+    *("offloadDeletionLagMs", "offloadPolicies", "maxUnackedMessagesPerSubscription"),
+    *("maxUnackedMessagesPerConsumer", "delayedDelivery", "entryFilters", "resourcegroup"),
+    *("autoSubscriptionCreation", "inactiveTopicPolicies", "subscribeRate"),
+    *("replicatorDispatchRate",),
+)
+DEFAULTS: Final[Mapping[str, object]] = {
+    **{f"{_NAMESPACE}/{name}": None for name in _UNSET},
+    f"{_NAMESPACE}/backlogQuotaMap": {},
+    f"{_NAMESPACE}/offloadThreshold": -1,
+    f"{_NAMESPACE}/offloadThresholdInSeconds": -1,
+    f"{_NAMESPACE}/dispatcherPauseOnAckStatePersistent": False,
+    f"{_NAMESPACE}/permissions/subscription": {},
+    f"{_NAMESPACE}/subscriptionAuthMode": "None",
+    "/admin/v2/brokers/backlog-quota-check": None,
+    "/admin/v2/clusters/{cluster}/peers": [],
+    "/admin/v2/clusters/{cluster}/migrate": {"migrated": False, "migratedClusterUrl": None},
+}
+"""What Pulsar answers to a GET where nothing is set, by path; None becomes 204."""
+
+_REASONS: Final = (
+    (
+        r"^\w+ /admin/v2/namespaces/.*/(permissions/.*/|permissions/subscription|subscriptionAuth)",
+        (
+            "it has no rights on single subscriptions; grant consume in the namespace (`namespaces"
+            " grant-permission --actions consume`)"
+        ),
+    ),
+    (
+        r"^\w+ /admin/v2/non-persistent/.*/permissions",
+        (
+            "it has no rights on single topics; grant them in the namespace (`namespaces"
+            " grant-permission`)"
+        ),
+    ),
+    (
+        r"/schemaAutoUpdateCompatibilityStrategy$",
+        (
+            "Pulsar has replaced this policy; use schemaCompatibilityStrategy (`namespaces"
+            " set-schema-compatibility-strategy`)"
+        ),
+    ),
+    (r"/resourcegroup", "it has no resource groups; use publishRate and dispatchRate"),
+    (
+        r"^PUT .*/subscription/[^/]*$",
+        "a subscription of a non-persistent topic exists only with a consumer; connect one",
+    ),
+    (
+        r" /admin/v2/schemas/.*/metadata$",
+        "brokers keep schemas in memory and not in ledgers; use 'schemas get'",
+    ),
+    (r" /admin/v2/broker-stats/", "it is no Java program; use broker-stats monitoring-metrics"),
+    (
+        r" /admin/v2/clusters/[^/]*/(peers|migrate)$",
+        (
+            "it does not replicate, and its clusters know nothing of each other; start new clients"
+            " with the address of the other cluster"
+        ),
+    ),
+    (
+        r"^(PUT|POST) /admin/v2/clusters/[^/]*$",
+        (
+            "a log holds one cluster, and its addresses are those that its brokers advertise; start"
+            " brokers with other addresses, or with another log to create another cluster"
+        ),
+    ),
+    (
+        r"^DELETE /admin/v2/clusters/[^/]*$",
+        "the cluster is in use while a broker can answer; stop all brokers, and delete its log",
+    ),
+    (
+        r" /admin/namespaces/",
+        (
+            "names with a cluster (tenant/cluster/namespace) are those of Pulsar 1; use"
+            " tenant/namespace"
+        ),
+    ),
+)
+"""Why a request is refused, by a pattern of its method and path; the first one that matches."""
+
+_CATCH_ALL: Final = re.compile(r"/admin/v2/(namespaces|non-persistent|schemas)/[^/]*/[^/]*/.")
+"""Pulsar's paths of namespaces and topics. Those that nothing here takes are refused, too."""
+
+_NOTHING_STORED: Final = "it stores no messages, and non-persistent topics have no such thing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """A feature that this server does not have.
+def defaults(worker: Worker, answers: Mapping[str, object]) -> Sequence[web.RouteDef]:
+    """Return the routes that answer GET with a default, and refuse all other methods."""
+    return [
+        web.route("*", path, partial(_default, worker, answer)) for path, answer in answers.items()
+    ]
 
-    `methods` are those of Pulsar at `path`, separated by spaces. `why` is one sentence for the
-    operator. `default` is the JSON that answers a GET; None becomes 204.
+
+async def _default(worker: Worker, answer: object, request: web.Request) -> web.Response:
+    """Return the default to a GET. 404 if the namespace or the cluster of the path does not
+    exist.
     """
-
-    methods: str
-    path: str
-    why: str
-    default: object = NOTHING
-
-
-def _policy(
-    name: str, why: str, *, methods: str = "GET POST DELETE", default: object = None
-) -> Feature:
-    """Return a policy of namespaces. Most have no default in Pulsar: None."""
-    return Feature(
-        methods=methods,
-        path=f"/admin/v2/namespaces/{{tenant}}/{{namespace}}/{name}",
-        why=why,
-        default=default,
-    )
+    if "cluster" in request.match_info:
+        view_of_cluster(worker, request)
+    elif "namespace" in request.match_info:
+        namespace_named(ready_view(worker), namespace_of(request))
+    if request.method not in {"GET", "HEAD"}:
+        return _refused(request, _reason(request) or _NOTHING_STORED, allow="GET")
+    return done() if answer is None else json_answer(answer)
 
 
-_CLUSTER: Final = "/admin/v2/clusters/{cluster}"
-_NO_STORE: Final = "this server stores no messages"
-_NO_BACKLOG: Final = (
-    f"{_NO_STORE}, so there is no backlog: a consumer gets what is published while it is connected"
-)
-_NO_REPLICATION: Final = "this server does not replicate: its clusters know nothing of each other"
-_NO_OFFLOAD: Final = f"{_NO_STORE}, so there is nothing to offload"
-_NO_ACKS: Final = f"{_NO_STORE}, so acknowledgements have no effect and are not counted"
-_NO_SUBSCRIPTION_RIGHTS: Final = (
-    "this server has no rights on single subscriptions; grant consume in the namespace (`namespaces"
-    " grant-permission --actions consume`)"
-)
-_ONE_CLUSTER_IN_NAMES: Final = (
-    "names with a cluster (tenant/cluster/namespace) are those of Pulsar 1; use tenant/namespace"
-)
-
-FEATURES: Final = (
-    _policy(
-        "retention",
-        f"{_NO_STORE}, so there is nothing to retain; a consumer gets what is published while it is"
-        " connected",
-    ),
-    _policy("messageTTL", f"{_NO_STORE}, so none can expire"),
-    _policy("backlogQuotaMap", _NO_BACKLOG, methods="GET", default={}),
-    _policy("backlogQuota", _NO_BACKLOG, methods="POST DELETE", default=NOTHING),
-    _policy("persistence", f"{_NO_STORE}, so there are no ledgers to configure"),
-    _policy("persistence/bookieAffinity", f"{_NO_STORE}, so it has no bookies"),
-    _policy(
-        "subscriptionExpirationTime", f"{_NO_STORE}: a subscription ends with its last consumer"
-    ),
-    _policy("deduplication", f"{_NO_STORE}, so it cannot tell a message that is sent again"),
-    _policy(
-        "deduplicationSnapshotInterval",
-        f"{_NO_STORE}, so it cannot tell a message that is sent again",
-        methods="GET POST",
-    ),
-    _policy(
-        "compactionThreshold",
-        f"{_NO_STORE}, so there is nothing to compact",
-        methods="GET PUT DELETE",
-    ),
-    _policy("offloadThreshold", _NO_OFFLOAD, methods="GET PUT", default=-1),
-    _policy("offloadThresholdInSeconds", _NO_OFFLOAD, methods="GET PUT", default=-1),
-    _policy("offloadDeletionLagMs", _NO_OFFLOAD, methods="GET PUT DELETE"),
-    _policy("offloadPolicies", _NO_OFFLOAD, methods="GET POST"),
-    _policy("removeOffloadPolicies", _NO_OFFLOAD, methods="DELETE", default=NOTHING),
-    _policy("maxUnackedMessagesPerSubscription", _NO_ACKS),
-    _policy("maxUnackedMessagesPerConsumer", _NO_ACKS),
-    _policy("dispatcherPauseOnAckStatePersistent", _NO_ACKS, default=False),
-    _policy("delayedDelivery", f"{_NO_STORE}, so none can be delivered later"),
-    _policy("entryFilters", "this server loads no plug-ins that filter messages"),
-    _policy(
-        "autoSubscriptionCreation",
-        f"{_NO_STORE}: a subscription exists only while it has consumers, so each of them"
-        " creates it",
-    ),
-    _policy("inactiveTopicPolicies", f"{_NO_STORE}: a topic ends with its last client"),
-    _policy(
-        "subscribeRate",
-        "this server does not limit how often consumers subscribe; Pulsar does so for stored topics"
-        " only",
-    ),
-    _policy("replicatorDispatchRate", _NO_REPLICATION),
-    _policy("migration", _NO_REPLICATION, methods="POST", default=NOTHING),
-    _policy(
-        "schemaAutoUpdateCompatibilityStrategy",
-        "Pulsar has replaced this policy; use schemaCompatibilityStrategy (`namespaces"
-        " set-schema-compatibility-strategy`)",
-        methods="GET PUT",
-        default=NOTHING,
-    ),
-    Feature(
-        methods="GET POST",
-        path=f"{_CLUSTER}/migrate",
-        why=(
-            "a cluster cannot be migrated to another one; start new clients with the address of the"
-            " other cluster"
-        ),
-        default={"migrated": False, "migratedClusterUrl": None},
-    ),
-    Feature(
-        methods="GET",
-        path="/admin/v2/brokers/backlog-quota-check",
-        why="this server stores no messages, so no topic has a backlog",
-        default=None,
-    ),
-    Feature(
-        methods="GET",
-        path="/admin/v2/broker-stats/mbeans",
-        why=(
-            "this server is no Java program, so it has no MBeans; use broker-stats"
-            " monitoring-metrics"
-        ),
-    ),
-    Feature(
-        methods="GET",
-        path="/admin/v2/broker-stats/allocator-stats/{allocator}",
-        why=(
-            "this server is no Java program, so it has no allocators; use broker-stats"
-            " monitoring-metrics"
-        ),
-    ),
-    _policy("permissions/subscription", _NO_SUBSCRIPTION_RIGHTS, methods="GET", default={}),
-    _policy(
-        "permissions/{subscription}/{role}",
-        _NO_SUBSCRIPTION_RIGHTS,
-        methods="POST DELETE",
-        default=NOTHING,
-    ),
-    _policy("subscriptionAuthMode", _NO_SUBSCRIPTION_RIGHTS, methods="GET POST", default="None"),
-    _policy(
-        "resourcegroup",
-        "this server has no resource groups; use publishRate and dispatchRate",
-        methods="GET DELETE",
-    ),
-    _policy(
-        "resourcegroup/{name}",
-        "this server has no resource groups; use publishRate and dispatchRate",
-        methods="POST",
-        default=NOTHING,
-    ),
-    Feature(methods="GET", path="/admin/namespaces/{tenant}/{cluster}", why=_ONE_CLUSTER_IN_NAMES),
-    Feature(
-        methods="GET",
-        path="/admin/namespaces/{tenant}/{cluster}/{namespace}/destinations",
-        why=_ONE_CLUSTER_IN_NAMES,
-    ),
-)
-"""The features that are absent in every cluster."""
+def _refused(request: web.Request, reason: str, *, allow: str) -> web.Response:
+    """Return 405, as Pulsar does where it lacks a feature. The reason names the command."""
+    command = re.sub(r"^/admin(/v2)?/", "", request.path)
+    why = f"this server has no {f'{request.method} {command}'[:_SHOWN_MAX]!r}: {reason}"
+    return not_supported(request, why, allow=allow)
 
 
-class Absent:
-    """The paths of features that this server does not have. Add them after all paths that it
-    has.
+def _reason(request: web.Request) -> str | None:
+    """Return why this server lacks what a request asks for; None without a row for it."""
+    asked = f"{request.method} {request.path}"
+    return next((why for pattern, why in _REASONS if re.search(pattern, asked)), None)
+
+
+def unmatched(*, has_topics: bool = False) -> web.RouteDef:
+    """Return the route for all unmatched paths. It must be the last one. `has_topics`: whether this
+    broker serves Pulsar's topics.
     """
+    return typed(web.route("*", "/{path:(?s:.*)}", partial(_unmatched, has_topics=has_topics)))
 
-    def __init__(self, worker: Worker, features: Sequence[Feature]) -> None:
-        self._worker = worker
-        self._features = features
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.route(method, feature.path, partial(self.answer, feature))
-            for feature in self._features
-            for method in feature.methods.split()
-        ]
+async def _unmatched(request: web.Request, *, has_topics: bool) -> web.Response:
+    """Answer 405 if this server lacks a feature of Pulsar, or if only the method is wrong, else
+    404, in the form of all errors.
 
-    async def answer(self, feature: Feature, request: web.Request) -> web.Response:
-        """Return the default to a GET, if there is one. Otherwise refuse with 405, as Pulsar does
-        where it lacks a feature.
-
-        404 if the namespace or the cluster of the path does not exist.
-        """
-        if feature.path.startswith(f"{_CLUSTER}/"):
-            view_of_cluster(self._worker, request)
-        elif feature.path.startswith("/admin/v2/") and "namespace" in request.match_info:
-            # Names of Pulsar 1 cannot exist.
-            namespace_named(ready_view(self._worker), namespace_of(request))
-        has_answer = "GET" in feature.methods.split() and feature.default is not NOTHING
-        if request.method != "GET" or not has_answer:
-            return not_supported(request, feature.why, allow="GET" if has_answer else "")
-        return done() if feature.default is None else json_answer(feature.default)
+    Pulsar's tools ask any broker for paths of topics, so one that has none says why.
+    """
+    ours = request.match_info.route.resource
+    allowed = set[str]()
+    for resource in request.app.router.resources():
+        if resource is not ours:
+            allowed |= (await resource.resolve(request))[1]
+    shown, use = repr(request.path[:_SHOWN_MAX]), ", ".join(sorted(allowed))
+    reason = _reason(request)
+    is_of_topics = re.match(r"/admin/v2/(non-persistent|schemas)/", request.path)
+    if reason is not None and (has_topics or not is_of_topics):
+        return _refused(request, reason, allow=use)
+    if allowed:
+        why = f"{shown} does not support {request.method}; use {use}"
+        answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "MethodNotAllowed")
+        answer.headers["Allow"] = use
+        return answer
+    if _CATCH_ALL.match(request.path) and (has_topics or not is_of_topics):
+        return _refused(request, _NOTHING_STORED, allow="")
+    why = f"there is no path {shown} at this broker"
+    if not has_topics and request.path.startswith("/admin/"):
+        why = (
+            f"this broker serves no Pulsar topics, so it does not have {shown}; ask a broker that"
+            " does, or start this one with the service pulsar and a --pulsar-port"
+        )
+    return problem_answer(request, HTTPStatus.NOT_FOUND, why, "UnknownPath")

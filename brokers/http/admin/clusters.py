@@ -14,15 +14,12 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, failure_domain_document, items_of
-from equipoise.brokers.errors import conflict, counted
 from equipoise.brokers.http.admin.cluster_policies import documents_of, key_of
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, json_answer
-from equipoise.brokers.http.bodies import FAILURE_DOMAIN_BODY, PEERS_BODY, body_of, required_body_of
-from equipoise.brokers.http.errors import not_supported
+from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.bodies import FAILURE_DOMAIN_BODY, required_body_of
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
-from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.records import Document
 
 _CLUSTERS: Final = "/admin/v2/clusters"
@@ -49,11 +46,6 @@ class Clusters(Admin):
         return (
             web.get(_CLUSTERS, self.clusters),
             web.get(_CLUSTER, self.cluster),
-            web.put(_CLUSTER, self.create),
-            web.post(_CLUSTER, self.update),
-            web.delete(_CLUSTER, self.delete),
-            web.get(f"{_CLUSTER}/peers", self.peers),
-            web.post(f"{_CLUSTER}/peers", self.set_peers),
             web.get(_DOMAINS, self.domains),
             web.get(f"{_DOMAINS}/{{name}}", self.domain),
             web.post(f"{_DOMAINS}/{{name}}", self.set_domain),
@@ -77,50 +69,6 @@ class Clusters(Admin):
             for field, name in _ADDRESSES.items()
         }
         return json_answer({field: url for field, url in urls.items() if url or field in _ALWAYS})
-
-    async def create(self, request: web.Request) -> web.Response:
-        """Refuse: 409 for the name of this cluster, 405 for another one."""
-        cluster, view = request.match_info["cluster"], ready_view(self._worker)
-        if cluster == view.cluster:
-            advice = f"see its addresses: pulsar-admin clusters get {cluster}"
-            raise conflict(cluster, "it already exists", action="create cluster", advice=advice)
-        why = (
-            f"a log holds one cluster, and this one holds {view.cluster!r}; start a broker with"
-            " another log to create another cluster"
-        )
-        return not_supported(request, why, allow="GET, DELETE")
-
-    async def update(self, request: web.Request) -> web.Response:
-        """Refuse: the addresses of the cluster are those that its brokers advertise."""
-        view_of_cluster(self._worker, request)
-        why = (
-            "the addresses of the cluster are those of its brokers; start brokers with the"
-            " addresses that they should advertise"
-        )
-        return not_supported(request, why, allow="GET, DELETE")
-
-    async def delete(self, request: web.Request) -> web.Response:
-        """Refuse: the cluster is in use while a broker can answer."""
-        view = view_of_cluster(self._worker, request)
-        raise CallerError(
-            f"cluster {view.cluster!r} is in use by {counted(len(view.live), 'broker')}; stop them"
-            " all, and delete its log"
-        )
-
-    async def peers(self, request: web.Request) -> web.Response:
-        """Return the peers of the cluster: none."""
-        view_of_cluster(self._worker, request)
-        return json_answer([])
-
-    async def set_peers(self, request: web.Request) -> web.Response:
-        """Check that no peer is named, because there is no other cluster."""
-        view = view_of_cluster(self._worker, request)
-        for peer in await body_of(request, PEERS_BODY) or ():
-            raise CallerError(
-                f"cluster {peer[:64]!r} cannot be a peer: {view.cluster!r} is the only cluster"
-                " here; name no peers"
-            )
-        return done()
 
     async def domains(self, request: web.Request) -> web.Response:
         """Return all failure domains by name."""

@@ -34,10 +34,6 @@ class NamespacesWithTopics(TopicPaths):
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
         return (
-            web.post(f"{NAMESPACE_PATH}/clearBacklog", self.clear_backlog),
-            web.post(f"{NAMESPACE_PATH}/clearBacklog/{{subscription}}", self.clear_backlog),
-            web.post(f"{_BUNDLE}/clearBacklog", self.clear_backlog_of_bundle),
-            web.post(f"{_BUNDLE}/clearBacklog/{{subscription}}", self.clear_backlog_of_bundle),
             web.post(f"{NAMESPACE_PATH}/unsubscribe/{{subscription}}", self.unsubscribe),
             web.post(f"{_BUNDLE}/unsubscribe/{{subscription}}", self.unsubscribe_bundle),
         )
@@ -77,16 +73,6 @@ class NamespacesWithTopics(TopicPaths):
             loads |= {name: float(each["bytes_per_second"]) for name, each in (stats or {}).items()}
         bundles = self._worker.view.bundles_of(namespace)
         return {bundle.name: loads[bundle.name] for bundle in bundles if bundle.name in loads}
-
-    async def clear_backlog(self, request: web.Request) -> web.Response:
-        """Change nothing, as Pulsar does for topics that are not stored: they have no backlog."""
-        namespace_named(ready_view(self._worker), namespace_of(request))
-        return done()
-
-    async def clear_backlog_of_bundle(self, request: web.Request) -> web.Response:
-        """Change nothing; see `clear_backlog`."""
-        bundle_named(ready_view(self._worker), bundle_of(request))
-        return done()
 
     async def unsubscribe(self, request: web.Request) -> web.Response:
         """Delete a subscription of all topics of a namespace. 412 if it has consumers, and then it

@@ -59,7 +59,6 @@ class Partitions(TopicPaths):
             web.put(f"{TOPIC_PATH}/partitions", self.create_partitions),
             web.post(f"{TOPIC_PATH}/partitions", self.add_partitions),
             web.delete(f"{TOPIC_PATH}/partitions", self.delete_partitions),
-            web.post(f"{TOPIC_PATH}/createMissedPartitions", self.create_missed),
             web.get(f"{TOPIC_PATH}/partitioned-stats", self.partitioned_stats),
             web.get(f"{TOPIC_PATH}/partitioned-internalStats", self.internal_stats),
         )
@@ -147,15 +146,6 @@ class Partitions(TopicPaths):
         for served in self._partitions_here(topic):
             if is_forced or not any(clients_in([stats[served.name]])):
                 self._service.delete(served)
-
-    async def create_missed(self, request: web.Request) -> web.Response:
-        """Do nothing if the topic is partitioned, as Pulsar: its partitions exist once clients use
-        them.
-        """
-        topic = _partitionable(request)
-        if not self._partitions(topic):
-            raise _not_partitioned(topic)
-        return done()
 
     async def _set_partitions(
         self, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None

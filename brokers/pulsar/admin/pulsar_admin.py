@@ -4,15 +4,14 @@ topics and of WebSocket clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.http.admin.absent import Absent
+from equipoise.brokers.http.admin.absent import defaults
 from equipoise.brokers.http.errors import problem_answer
-from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
@@ -20,7 +19,12 @@ from equipoise.brokers.pulsar.admin.policies import TopicPolicies
 from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
 from equipoise.brokers.pulsar.admin.topics import Topics
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.pulsar.topics.names import PERSISTENT, not_stored, served_topic
+from equipoise.brokers.pulsar.topics.names import (
+    NON_PERSISTENT,
+    PERSISTENT,
+    not_stored,
+    served_topic,
+)
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
@@ -29,6 +33,27 @@ from equipoise.channel.core.ranges import TopicName, parse_topic
 # aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both
 # domains, in any order.
 _PERSISTENT_TOPIC: Final = f"/admin/v2/{PERSISTENT}/{{tenant}}/{{namespace}}/{{topic}}"
+
+_TOPIC: Final = f"/admin/v2/{NON_PERSISTENT}/{{tenant}}/{{namespace}}/{{topic}}"
+# Pulsar's policies of one topic, by the last part of their path.
+_POLICIES: Final = (
+    *("autoSubscriptionCreation", "backlogQuotaMap", "compactionThreshold", "deduplicationEnabled"),
+    *("deduplicationSnapshotInterval", "delayedDelivery", "dispatchRate", "entryFilters"),
+    *("dispatcherPauseOnAckStatePersistent", "inactiveTopicPolicies", "maxConsumers"),
+    *("maxConsumersPerSubscription", "maxMessageSize", "maxProducers", "maxSubscriptionsPerTopic"),
+    *("maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "messageTTL"),
+    *("offloadPolicies", "persistence", "publishRate", "replication", "replicatorDispatchRate"),
+    *("retention", "schemaCompatibilityStrategy", "subscribeRate", "subscriptionDispatchRate"),
+    *("subscriptionTypesEnabled",),
+)
+DEFAULTS_OF_TOPICS: Final[Mapping[str, object]] = {
+    f"{_TOPIC}/{{policy:{'|'.join(_POLICIES)}}}": None,
+    f"{_TOPIC}/schemaValidationEnforced": False,
+    f"{_TOPIC}/permissions": {},
+    f"{_TOPIC}/properties": {},
+    f"{_TOPIC}/subscription/{{subscription}}/properties": {},
+}
+"""What Pulsar answers to a GET for a topic where nothing is set; None becomes 204."""
 
 
 class PulsarAdmin:
@@ -56,7 +81,7 @@ class PulsarAdmin:
         """Return all routes, with those that are refused."""
         return [
             *self.documented(),
-            *Absent(self._worker, FEATURES_OF_TOPICS).routes(),
+            *defaults(self._worker, DEFAULTS_OF_TOPICS),
             *Refused(self._worker).routes(),
         ]
 

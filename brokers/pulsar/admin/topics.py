@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from equipoise.brokers.errors import InvalidRequest, conflict
+from equipoise.brokers.errors import conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import body_of, flag_of
 from equipoise.brokers.pulsar.admin.topic_paths import (
@@ -49,7 +49,6 @@ class Topics(TopicPaths):
             web.get(f"{TOPIC_PATH}/stats", self.stats),
             web.get(f"{TOPIC_PATH}/internalStats", self.internal_stats),
             web.get(f"{TOPIC_PATH}/subscriptions", self.subscriptions),
-            web.put(f"{TOPIC_PATH}/subscription/{{subscription}}", self.subscribe),
             web.delete(f"{TOPIC_PATH}/subscription/{{subscription}}", self.unsubscribe),
         )
 
@@ -174,18 +173,6 @@ class Topics(TopicPaths):
         for served in self._partitions_here(topic):
             self._service.delete_subscription(served, name)
         return done()
-
-    async def subscribe(self, request: web.Request) -> web.Response:
-        """Refuse to create a subscription, as Pulsar does: it would hold no messages, and a
-        consumer creates it.
-        """
-        topic = topic_of(request)
-        raise InvalidRequest(
-            what=f"the topic {topic.full}",
-            problem=(
-                "a subscription of a non-persistent topic exists only with a consumer; connect one"
-            ),
-        )
 
 
 def _check_subscription(

@@ -19,8 +19,8 @@ from aiohttp import web
 from yarl import URL
 
 from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.app import make_app, served
-from equipoise.brokers.http.errors import unmatched
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service

@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.http.admin.absent import FEATURES, NOTHING, Feature
-from tests.unit.http.cluster import NAMESPACE, Broker, cluster
-
-
-def concrete(feature: Feature) -> str:
-    """The path of a feature in the namespace of the tests. Of alternatives it has the first one."""
-    tenant, _, namespace = NAMESPACE.partition("/")
-    path = (
-        feature.path.replace("{tenant}", tenant)
-        .replace("{namespace}", namespace)
-        .replace("{cluster}", "equipoise")
-    )
-    return re.sub(r"{\w+}", "x", re.sub(r"{\w+:(\w+)[^}]*}", r"\1", path))
+from equipoise.brokers.http.admin.absent import DEFAULTS
+from tests.unit.http.cluster import NAMESPACE, cluster
 
 
 async def test_a_question_gets_the_default_and_a_change_a_sentence(tmp_path: Path) -> None:
+    tenant, _, namespace = NAMESPACE.partition("/")
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        for feature in FEATURES:
-            for method in feature.methods.split():
-                await check(broker, feature, method)
+        for path, default in DEFAULTS.items():
+            named = {"tenant": tenant, "namespace": namespace, "cluster": "equipoise"}
+            concrete = path.format(**named)
+            answer = await broker.ask("GET", concrete)
+            assert (204, None) == (answer.status, default) or (200, default) == (
+                answer.status,
+                answer.json(),
+            )
+            refused = await broker.ask("PUT", concrete)
+            assert (405, "GET") == (refused.status, refused.headers["Allow"])
+            command = concrete.removeprefix("/admin/v2/")
+            assert refused.reason.startswith(f"this server has no 'PUT {command}': ")
 
 
-async def check(broker: Broker, feature: Feature, method: str) -> None:
-    answer = await broker.ask(method, concrete(feature))
-    if method == "GET" and feature.default is not NOTHING:
-        assert (204, None) == (answer.status, feature.default) or (200, feature.default) == (
-            answer.status,
-            answer.json(),
-        )
-    else:
-        assert (405, {"reason": feature.why, "error": "NotSupported"}) == (
-            answer.status,
-            answer.json(),
-        )
-        has_answer = "GET" in feature.methods.split() and feature.default is not NOTHING
-        assert ("GET" if has_answer else "") == answer.headers["Allow"]
+@pytest.mark.parametrize(
+    ("method", "path", "way"),
+    [
+        ("POST", f"v2/namespaces/{NAMESPACE}/permissions/s/r", "grant consume in the namespace"),
+        ("PUT", f"v2/namespaces/{NAMESPACE}/schemaAutoUpdateCompatibilityStrategy", "use schema"),
+        ("POST", f"v2/namespaces/{NAMESPACE}/resourcegroup/x", "use publishRate and dispatchRate"),
+        ("GET", "v2/broker-stats/mbeans", "use broker-stats monitoring-metrics"),
+        ("POST", "v2/clusters/equipoise/migrate", "start new clients with the address"),
+        ("GET", "namespaces/a/b", "use tenant/namespace"),
+        ("POST", f"v2/namespaces/{NAMESPACE}/clearBacklog", "non-persistent topics have no such"),
+    ],
+)
+async def test_a_refusal_names_the_command_and_the_way_round(
+    tmp_path: Path, method: str, path: str, way: str
+) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        answer = await broker.ask(method, f"/admin/{path}")
+    assert 405 == answer.status
+    assert answer.reason.startswith(f"this server has no '{method} {path.removeprefix('v2/')}': ")
+    assert way in answer.reason
 
 
 async def test_a_feature_of_what_does_not_exist_is_answered_404(tmp_path: Path) -> None:
@@ -53,9 +58,3 @@ async def test_a_feature_of_what_does_not_exist_is_answered_404(tmp_path: Path) 
             for path in ("namespaces/no/where/retention", "clusters/nowhere/migrate"):
                 answer = await broker.ask(method, f"/admin/v2/{path}")
                 assert (404, True) == (answer.status, "where" in answer.reason), path
-
-
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.path)
-def test_a_refusal_is_one_sentence(feature: Feature) -> None:
-    assert feature.why == feature.why.strip().rstrip(".")
-    assert ". " not in feature.why

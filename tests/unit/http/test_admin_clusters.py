@@ -33,26 +33,16 @@ async def test_the_only_cluster_is_this_one(tmp_path: Path) -> None:
 async def test_a_cluster_cannot_be_changed(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        urls = {"serviceUrl": "http://localhost:8080"}
-        exists = await broker.put(OURS, urls)
-        assert (409, True) == (
-            exists.status,
-            exists.reason.startswith("cannot create cluster equipoise: it already exists; "),
-        )
-        for refused in (await broker.put(f"{CLUSTERS}/west", urls), await post(broker, OURS, urls)):
-            assert (405, "NotSupported", "GET, DELETE") == (
-                *told(refused),
-                refused.headers["Allow"],
-            )
-        in_use = await broker.ask("DELETE", OURS)
-        assert (
-            412,
-            "cluster 'equipoise' is in use by 1 broker; stop them all, and delete its log",
-        ) == (in_use.status, in_use.reason)
-        assert 204 == (await post(broker, f"{OURS}/peers", [])).status
-        assert (412, "CallerError") == told(await post(broker, f"{OURS}/peers", ["west"]))
-        assert 400 == (await post(broker, f"{OURS}/peers", {"west": 1})).status
-        assert 300 > len((await post(broker, f"{OURS}/peers", ["w" * 100_000])).reason)
+        for method, path in (
+            ("PUT", OURS),
+            ("PUT", f"{CLUSTERS}/west"),
+            ("POST", OURS),
+            ("DELETE", OURS),
+            ("POST", f"{OURS}/peers"),
+        ):
+            refused = await broker.ask(method, path)
+            assert (405, "NotSupported") == told(refused)
+            assert refused.reason.startswith(f"this server has no '{method} clusters/")
 
 
 async def test_another_cluster_is_answered_404(tmp_path: Path) -> None:
@@ -69,8 +59,8 @@ async def test_another_cluster_is_answered_404(tmp_path: Path) -> None:
                     f"{west}/failureDomains/rack",
                 )
             ),
-            *(("POST", path) for path in (west, f"{west}/peers", f"{west}/failureDomains/rack")),
-            *(("DELETE", path) for path in (west, f"{west}/failureDomains/rack")),
+            ("POST", f"{west}/peers"),
+            *((method, f"{west}/failureDomains/rack") for method in ("POST", "DELETE")),
         ):
             assert (404, "NotFound") == told(await broker.ask(method, path, data=b"{}")), (
                 method,

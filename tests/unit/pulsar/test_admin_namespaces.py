@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from pathlib import Path
 
-import pytest
 from typer.testing import Result
 
 from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy, Transfer
@@ -150,22 +149,6 @@ async def test_the_bundle_with_the_highest_throughput_is_split(running: Brokers)
     assert 204 == (await running.other_than(owner).ask("PUT", f"{BASE}/HOT/split"))[0]
     await running.settled()
     assert bundle not in running.view.bundles
-
-
-@pytest.mark.parametrize(
-    "path", ["clearBacklog", "clearBacklog/s", "{bundle}/clearBacklog", "{bundle}/clearBacklog/s"]
-)
-@with_brokers()
-async def test_there_is_no_backlog_to_clear(running: Brokers, path: str) -> None:
-    (member,) = running.members
-    bundle = running.bundle_of().rpartition("/")[2]
-    assert 204 == (await member.ask("POST", f"{BASE}/{path.format(bundle=bundle)}"))[0]
-    assert (
-        404
-        == (
-            await member.ask("POST", f"/admin/v2/namespaces/acme/none/{path.format(bundle=bundle)}")
-        )[0]
-    )
 
 
 @with_brokers(count=2)

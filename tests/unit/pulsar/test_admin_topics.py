@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from equipoise.brokers.http.admin.absent import NOTHING
 from equipoise.brokers.pulsar.admin import lists
-from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
 from equipoise.brokers.pulsar.settings import Settings
@@ -24,10 +20,9 @@ from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.core.ranges import TopicName, topic_hash
-from tests.unit.http.test_absent import concrete
 from tests.unit.pulsar.test_admin import PATH, TOPICS, field, refused, used
 from tests.unit.pulsar.test_service_moves import busy, redirected
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, brokers, with_brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, with_brokers
 
 FLEETING = Settings(inactive_ms=1)
 """Created topics go at once."""
@@ -119,8 +114,6 @@ async def test_a_topic_is_created_only_once_with_partitions_or_without(running: 
             await member.ask("PUT", f"{PATH}-other/partitions", {"partitions": 2, "properties": {}})
         )[0]
     )
-    assert 204 == (await member.ask("POST", f"{PATH}/createMissedPartitions"))[0]
-    assert 404 == (await refused(member, "POST", f"{PATH}-plain/createMissedPartitions"))[0]
 
 
 @with_brokers(count=2)
@@ -165,8 +158,6 @@ async def test_only_force_unsubscribes_consumers(running: Brokers) -> None:
     assert 204 == (await other.ask("DELETE", f"{path}?force=true"))[0]
     assert "" == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
     assert [] == await other.get(f"{PATH}/subscriptions")
-    status, reason = await refused(other, "PUT", path, {"ledgerId": 1, "entryId": 1})
-    assert (400, True) == (status, "exists only with a consumer" in reason)
 
 
 @with_brokers(count=2)
@@ -544,39 +535,29 @@ async def test_a_deleted_topic_has_no_schema(running: Brokers) -> None:
     assert 404 == (await refused(member, "GET", path))[0]
 
 
-async def test_absent_features_are_explained(tmp_path: Path) -> None:
-    """A question gets Pulsar's default, a change a sentence. For a persistent topic, both are told
-    which topic to use.
+@with_brokers()
+async def test_absent_features_of_topics_are_explained(running: Brokers) -> None:
+    """A question gets Pulsar's default, a change a sentence. For a persistent topic, both name the
+    topic to use.
     """
-    async with brokers(tmp_path) as running:
-        (member,) = running.members
-        for feature in FEATURES_OF_TOPICS:
-            for method in feature.methods.split():
-                path = concrete(feature).replace("/acme/shop/", f"/{NAMESPACE}/")
-                status, answer = await member.ask(method, path)
-                if method == "GET" and feature.default is not NOTHING:
-                    assert ((204, "") if feature.default is None else (200, feature.default)) == (
-                        status,
-                        answer,
-                    ), path
-                else:
-                    assert (405, {"reason": feature.why, "error": "NotSupported"}) == (
-                        status,
-                        answer,
-                    ), path
-                persistent = path.replace("/non-persistent/", "/persistent/")
-                if persistent != path:
-                    assert (412, True) == (
-                        (told := await refused(member, method, persistent))[0],
-                        "use non-persistent://" in told[1],
-                    )
-
-
-@pytest.mark.parametrize(
-    "feature", FEATURES_OF_TOPICS, ids=lambda feature: re.sub(r".*{topic}/|:.*", "", feature.path)
-)
-def test_a_refusal_is_one_sentence(feature: object) -> None:
-    why = getattr(feature, "why", "")
-    assert why == why.strip().rstrip(".")
-    assert why
-    assert ". " not in why
+    (member,) = running.members
+    for path, default in (
+        ("retention", ""),
+        ("permissions", {}),
+        ("schemaValidationEnforced", False),
+    ):
+        assert (204 if default == "" else 200, default) == await member.ask("GET", f"{PATH}/{path}")
+    for method, path, why in (
+        ("POST", "retention", "non-persistent topics have no such thing"),
+        ("POST", "terminate", "non-persistent topics have no such thing"),
+        ("POST", "subscription/s/skip/7", "non-persistent topics have no such thing"),
+        ("PUT", "subscription/s", "exists only with a consumer; connect one"),
+        ("DELETE", "permissions/r", "grant them in the namespace"),
+    ):
+        status, reason = await refused(member, method, f"{PATH}/{path}")
+        assert 405 == status
+        assert f"/orders/{path}': " in reason
+        assert reason.endswith((why, "permission`)")), reason
+        persistent = f"{PATH}/{path}".replace("/non-persistent/", "/persistent/")
+        status, reason = await refused(member, method, persistent)
+        assert (412, True) == (status, "use non-persistent://" in reason)
