@@ -1,4 +1,4 @@
-"""Compact a channel into its snapshot, and export, import or copy channels.
+"""Compact a channel into its snapshot, and copy channels.
 
 `channel.core.view.apply` is the only fold, here as everywhere.
 """

@@ -1,6 +1,6 @@
 """Copy a channel to another log: close the old log for good, and start the new one above its end.
 
-An import starts a log above another one, too.
+A backup leaves the old log open, and starts its log far above that end (`back_up`).
 
 How a channel is copied
 1. Claim the target's snapshot. Refuse a target that holds anything, so that a mistaken URL costs
@@ -32,10 +32,13 @@ operator confirms that no broker can ever start on that one.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from equipoise.brokers.errors import Rejected
@@ -46,13 +49,15 @@ from equipoise.channel.core.errors import (
     CallerError,
     CompactedSnapshotDamaged,
     LogClosed,
+    LogDamaged,
     LogNotBegun,
+    LogUnavailable,
     OperatorError,
 )
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import AnyRecord, Genesis, LevelRecord
+from equipoise.channel.core.records import INTEGER_MAX, AnyRecord, Genesis, LevelRecord
 from equipoise.channel.core.snapshot_store import (
     CompactedSnapshot,
     Progress,
@@ -61,14 +66,23 @@ from equipoise.channel.core.snapshot_store import (
 )
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import propose as propose_and_wait
-from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.log.open_log import log_path, open_log
+from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import (
     decode_marker,
     encode_marker,
     marker_of,
     rows_of,
 )
+from equipoise.channel.sqlite.file import sync_folder, usable_path
 from equipoise.channel.system.deadline import Deadline
+
+AHEAD: Final = 1_000_000_000
+"""Offsets left out above the end of a backup by default. It must exceed what the old log has issued
+since: at 1,000 records/s it covers eleven days. Nine billion such restores are possible."""
+
+OFFSET_MAX: Final = INTEGER_MAX // 4
+"""The limit of a backup's end, and of `ahead`: their sum leaves room for a channel's life."""
 
 LOOK_MS: Final = 200
 """How long one wait for a broker's record lasts: a copy may exceed its deadline by this."""
@@ -76,8 +90,8 @@ LOOK_MS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The result of a copy: the view of `cluster`, in a log that goes on above `base`, with
-    `digest`.
+    """The result of a copy or a backup: the view of `cluster`, in a log that goes on above `base`,
+    with `digest`.
 
     `declared_dead` are the brokers that looked alive but were silent for their lease and grace
     period.
@@ -168,6 +182,48 @@ def copy(
     if not found.is_of(view):
         raise _other_copy(target)
     begin_above(target, compacted_snapshot, view, found=found, deadline=deadline)  # 5., 6.
+    return _copied(view, declared_dead)
+
+
+def back_up(
+    source: Log,
+    target: Log,
+    *,
+    deadline: Deadline,
+    ahead: int = AHEAD,
+    name_target: Callable[[], Log] | None = None,
+    progress: Progress = unwatched,
+) -> Copied:
+    """Copy the channel on `source` to `target` as it is now, and leave `source` open.
+
+    `source` may issue further tokens, so the offsets of `target` start `ahead` above its present
+    end. All that is left of its records is folded, so a damaged snapshot stops no backup.
+    `name_target` and `progress` are as for `copy`.
+
+    Raises `CallerError` if `target` is not empty, `LogNotBegun` if there is nothing to copy,
+    `LogClosed`, `DeadlineExceeded`, and what `earliest` and the ports raise.
+    """
+    copier = _Copier(source, publisher="admin:copy", deadline=deadline)
+    closing = copier.read_to_end(progress, begin=earliest)
+    view = copier.view
+    if closing is not None:
+        raise LogClosed(log=source.name, offset=view.offset)
+    if view.genesis is None:
+        raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
+    if view.offset > OFFSET_MAX:
+        raise OperatorError(
+            f"the log {source.name} cannot be copied: no offsets are left above its end,"
+            f" {view.offset}; nothing was copied, use another backup of it"
+        )
+    compacted_snapshot = empty_target(target, deadline=deadline)
+    view.go_on_above(view.offset + ahead, level=view.level, level_last=view.level_last)
+    begin_above(target, compacted_snapshot, view, deadline=deadline)
+    if name_target is not None:  # A backup that fails leaves no file.
+        name_target()
+    return _copied(view)
+
+
+def _copied(view: View, declared_dead: tuple[str, ...] = ()) -> Copied:
     return Copied(
         cluster=view.cluster or "",
         base=view.base,
@@ -326,12 +382,14 @@ class _Copier:
         """The source's view, as far as it has been read."""
         return self._reader.view
 
-    def read_to_end(self, progress: Progress) -> _Closing | None:
+    def read_to_end(
+        self, progress: Progress, *, begin: Callable[..., Reader] = restored
+    ) -> _Closing | None:
         """Fold the source to its end. If its last record closed it, return the state before that,
         else None.
         """
         log = self._log
-        self._reader = restored(log, check=self._check, progress=progress)
+        self._reader = begin(log, check=self._check, progress=progress)
         first, end = self._reader.position, log.end()
         while entries := log.read(self._reader.position, limit=READ_ENTRIES_MAX):
             self._check()
@@ -454,3 +512,74 @@ def _copied_elsewhere(
         f" channel copy {log} {first} --again). Only if it is surely lost, so that no broker can"
         " ever start on it, add --other-is-lost"
     )
+
+
+class Aside:
+    """A new log that takes the name `url` later. A log that is not a file has it at once."""
+
+    def __init__(self, url: str, log: Log, *, part: Path | None) -> None:
+        """`log` lies in the file `part`, if it is a file."""
+        self._url, self._part = url, part
+        self.log = log
+
+    def take_name(self) -> None:
+        """Close the log and give it its name. Raises `CallerError` if a file of that name exists
+        now.
+        """
+        name = log_path(self._url)
+        if self._part is not None and name is not None:
+            self.log.close()  # While it is open its other files have the old name.
+            _take_name(self._part, Path(name), self._url)
+
+    def named(self) -> Log:
+        """Give the log its name and return it, open. Raises what `take_name` and `open_log`
+        raise.
+        """
+        self.take_name()
+        self.log = open_log(self._url, create=False)
+        return self.log
+
+
+@contextmanager
+def made_aside(url: str) -> Iterator[Aside]:
+    """Yield a new log. The block's end deletes it, unless it has taken its name.
+
+    Raises `CallerError` if there is a file, and what `open_log` raises.
+    """
+    name = log_path(url)
+    if name is None:
+        log = open_log(url)
+        try:
+            yield Aside(url, log, part=None)
+        finally:
+            log.close()
+        return
+    with suppress(LogNotBegun, LogDamaged):
+        open_log(url, create=False).close()
+    if os.path.lexists(name):
+        raise not_empty(url, f"there is a file {name}")
+    usable_path(name, url=url, create=True)
+    part = f"{name}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        log = open_log(
+            f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}", name=url
+        )
+        aside = Aside(url, log, part=Path(part))
+        try:
+            yield aside
+        finally:
+            aside.log.close()
+    finally:
+        for suffix in ("", "-wal", "-shm", "-bell"):
+            Path(f"{part}{suffix}").unlink(missing_ok=True)
+
+
+def _take_name(part: Path, path: Path, url: str) -> None:
+    if Path(f"{part}-wal").exists():  # The last one to close the file removes this one.
+        raise LogUnavailable(log=url, problem=f"another process has {part} open", in_doubt=False)
+    try:
+        os.link(part, path)  # Unlike a rename, this never replaces a file.
+    except FileExistsError as error:
+        raise not_empty(url, f"a file {path} appeared meanwhile") from error
+    part.unlink()  # Two names of one log would have two sets of SQLite files.
+    sync_folder(path)

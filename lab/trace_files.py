@@ -181,6 +181,22 @@ def write_trace(trace: Trace, path: Path) -> None:
     _write(path_of_brokers(path), brokers)
 
 
+def description_of(trace: Trace, path: Path) -> tuple[str, dict[str, object]]:
+    """Return what `write_trace` has written, as a sentence and as a JSON object."""
+    brokers = path_of_brokers(path)
+    facts = {
+        "trace": str(path),
+        "brokers_file": str(brokers),
+        "steps": len(trace.loads),
+        "bundles": len(trace.bundles),
+    }
+    sentence = (
+        f"wrote {len(trace.loads)} steps of {len(trace.bundles)} bundles to {path}, and their"
+        f" brokers to {brokers}"
+    )
+    return sentence, facts
+
+
 def path_of_brokers(path: Path) -> Path:
     """Return the path of the file with the brokers of a trace."""
     return path.with_name(f"{path.stem}.brokers{path.suffix}")

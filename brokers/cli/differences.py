@@ -1,4 +1,4 @@
-"""Compare two views of a channel: keys added, keys removed, and fields changed. Pure.
+"""Compare two views of a channel: keys added, keys removed, and fields changed.
 
 The input is the result of `rows.view_document`, or of `pulsar_cluster.table.table_document`, which
 has fewer kinds of keys and fields.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
-from equipoise.brokers.cli.output import Row, cell
+import typer
+
+from equipoise.brokers.cli.output import Row, cell, print_line
 
 _KEYS: Final = {"brokers": "broker", "namespaces": "namespace", "bundles": "bundle"}
 """Each list of a view document, and the field that identifies its rows."""
@@ -18,6 +20,8 @@ _THINGS: Final = {**_KEYS, "policies": "policy"}
 
 _WITH_EACH_RENEWAL: Final = {"brokers": "last"}
 """Fields that change with each renewal, which are ignored."""
+
+_COLORS: Final = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}
 
 _SHOWN_OF_NEW: Final = {
     "brokers": ("status", "incarnation"),
@@ -43,8 +47,16 @@ def difference_of(before: Row, after: Row) -> Row:
     }
 
 
-def lines_of(difference: Row) -> Iterator[str]:
-    """Yield a difference as lines for people: one per key, by kind and name."""
+def print_difference(difference: Row, *, nothing: str) -> None:
+    """Print one line per key that differs, by kind and name, and `nothing` if none does."""
+    for line in _lines_of(difference):
+        print_line(line, color=_COLORS.get(line[:1]))
+    kinds = (cast("Mapping[str, list[Row]]", difference[kind]) for kind, _ in _kinds(difference))
+    if not any(any(kind.values()) for kind in kinds):
+        print_line(nothing)
+
+
+def _lines_of(difference: Row) -> Iterator[str]:
     before, after = cast("Row", difference["before"]), cast("Row", difference["after"])
     for name in before:
         yield f"{name}: {_moved(before[name], after[name])}"
@@ -65,14 +77,6 @@ def lines_of(difference: Row) -> Iterator[str]:
             ),
         ]
         yield from (line for _, line in sorted(lines, key=lambda line: str(line[0])))
-
-
-def nothing_changed(difference: Row) -> bool:
-    """Return whether there is no difference."""
-    return not any(
-        any(cast("Mapping[str, list[Row]]", difference[kind]).values())
-        for kind, _ in _kinds(difference)
-    )
 
 
 def _kinds(difference: Row) -> list[tuple[str, str]]:

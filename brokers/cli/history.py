@@ -96,17 +96,12 @@ def gone(access: Access, moment: str) -> CallerError:
         " compacted"
     )
     if access.log.start() == FIRST_OFFSET:
-        problem = (
-            "its first record was appended later (an import appends all records when it is made)"
-        )
+        problem = "its first record was appended later"
         if access.view.offset >= 0:
             problem = (
-                f"it is a copy or an import; the records before offset {known_from} are on the log"
-                " that it was made from"
+                f"it is a copy; the records before offset {known_from} are on the log that it was"
+                " made from"
             )
         why = f"does not have the view at {moment}: {problem}"
-    advice = (
-        "ask for a later moment, or import an earlier export and look at that (equipoise channel"
-        " import)"
-    )
+    advice = "ask for a later moment, or look at a backup from before it"
     return CallerError(f"the log {access.log.name} {why}; {advice}")

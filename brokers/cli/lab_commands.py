@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,43 +16,27 @@ import typer
 
 from equipoise.brokers.balancing.planning import cluster_snapshot_of
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import Value, value_of
+from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    directory,
-    file,
-    reading,
-)
+from equipoise.brokers.cli.options import Channel, directory, file
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import (
-    print_document,
-    print_fact,
-    print_json,
-    print_line,
-    print_rows,
-)
+from equipoise.brokers.cli.output import Output, print_line
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
 from equipoise.channel.log.blocking_view import read_on
-from equipoise.channel.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from equipoise.lab.comparing import Policy
     from equipoise.lab.recording import Recording
     from equipoise.lab.traces import Shape
+    from equipoise.lab.tuning import Search
 
 app = group("Measure balancing policies on load traces.")
 
-BROKERS: Final = 20
-BUNDLES: Final = 1_000
 _BROKERS_MAX: Final = 10_000
 _STEP_S: Final = 10.0
 _EVERY_S_MAX: Final = 86_400
@@ -76,6 +61,7 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+PolicyOption = Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")]
 EveryOption = Annotated[
     float | None,
     typer.Option(
@@ -86,34 +72,99 @@ EveryOption = Annotated[
         show_default=False,
     ),
 ]
-BrokersOption = Annotated[
-    int,
-    typer.Option(
-        metavar="NUMBER", min=2, max=_BROKERS_MAX, help="Brokers of a trace that names none."
-    ),
-]
-BundlesOption = Annotated[
-    int,
-    typer.Option(metavar="NUMBER", min=1, max=BUNDLES_MAX, help="Bundles of a generated trace."),
-]
-ForOption = Annotated[
-    str,
-    typer.Option(
-        "--for",
-        metavar="DURATION",
-        help="Length of a generated trace: 30m, 2h (s, m, h, d).",
-        show_default=True,
-    ),
-]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """The options about generated traces."""
+
+    brokers: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER", min=2, max=_BROKERS_MAX, help="Brokers of a trace that names none."
+        ),
+    ] = 20
+    bundles: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER", min=1, max=BUNDLES_MAX, help="Bundles of a generated trace."
+        ),
+    ] = 1_000
+    length: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            help="Length of a generated trace: 30m, 2h (s, m, h, d).",
+            show_default=True,
+        ),
+    ] = "2h"
+
+    def shape(self) -> Shape:
+        """Return the size of generated traces."""
+        from equipoise.lab.traces import Shape
+
+        return Shape(
+            brokers=self.brokers, bundles=self.bundles, duration_s=duration(self.length) / 1_000
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The options of a search for settings."""
+
+    policy: PolicyOption = OURS
+    trials: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")
+    ] = 100
+    load_moved_max: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            help="Limit of the load that moves: a share of all load per hour.",
+            show_default=False,
+        ),
+    ] = None
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Fix a setting of balancing. Repeatable.",
+            show_default=False,
+        ),
+    ] = None
+    every: EveryOption = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="Seed of the traces, of the owners at their start and of the search.",
+        ),
+    ] = 1
+
+    def search(self) -> Search:
+        """Return the search. Raises `typer.BadParameter`, `UnknownSetting`, `InvalidSetting`."""
+        from equipoise.lab.tuning import Search
+
+        given = pairs("--set", self.changes or ())
+        return Search(
+            policy=self.policy,
+            given={name: value_of(name, text) for name, text in given.items()},
+            every_s=self.every,
+            trials=self.trials,
+            seed=self.seed,
+            load_moved_max=self.load_moved_max,
+        )
 
 
 @app.command("run")
 def run_one(
     trace: TraceArgument,
     *,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")
-    ] = OURS,
+    policy: PolicyOption = OURS,
     changes: SetOption = None,
     every: EveryOption = None,
     seed: Annotated[
@@ -122,10 +173,8 @@ def run_one(
             metavar="NUMBER", min=0, help="Seed of the trace, and of the owners at its start."
         ),
     ] = 1,
-    brokers: BrokersOption = BROKERS,
-    bundles: BundlesOption = BUNDLES,
-    length: ForOption = "2h",
-    as_json: JsonOption = False,
+    generated: TraceOptions,
+    results: Output,
 ) -> None:
     """Replay a load trace under one policy, and print how even the load was and what moved.
 
@@ -138,12 +187,11 @@ def run_one(
     from equipoise.lab.trace_files import traces_named
 
     settings = settings_of(policy, given=pairs("--set", changes or ()), every_s=every)
-    replayed = traces_named([trace], shape_of(brokers, bundles, length))[trace](seed)
+    replayed = traces_named([trace], generated.shape())[trace](seed)
     metrics = run(replayed, settings, seed=seed).metrics()
     floor = round(floor_at(front(replayed, seed=seed), metrics.load_moved), 4)
-    print_document(
-        {"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor},
-        as_json=as_json,
+    results.print_document(
+        {"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor}
     )
 
 
@@ -172,9 +220,7 @@ def compare_all(
     seeds: Annotated[
         str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")
     ] = "1",
-    brokers: BrokersOption = BROKERS,
-    bundles: BundlesOption = BUNDLES,
-    length: ForOption = "2h",
+    generated: TraceOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -184,7 +230,7 @@ def compare_all(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Compare policies on load traces, relative to the more even one of TransferShedder and
     AvgShedder.
@@ -205,20 +251,14 @@ def compare_all(
     policies = _policies(policy or list(SHEDDERS), pairs("--set", changes or ()), every)
     with progress("running", unit="runs") as note:
         comparisons = compare(
-            traces_named(names, shape_of(brokers, bundles, length)),
-            policies,
-            seeds=numbers,
-            note=note,
+            traces_named(names, generated.shape()), policies, seeds=numbers, note=note
         )
-    print_rows(
-        [row for each in comparisons for row in each.rows()],
-        columns=COLUMNS,
-        as_json=as_json,
-        nothing="no traces",
+    results.print_rows(
+        [row for each in comparisons for row in each.rows()], columns=COLUMNS, nothing="no traces"
     )
     if output is not None:
         page = write_page(comparisons, output, seeds=numbers)
-        if not as_json:
+        if not results.as_json:
             print_line(f"wrote {page}")
 
 
@@ -231,43 +271,9 @@ def tune_policy(
         ),
     ],
     *,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")
-    ] = OURS,
-    trials: Annotated[
-        int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")
-    ] = 100,
-    load_moved_max: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0,
-            help="Limit of the load that moves: a share of all load per hour.",
-            show_default=False,
-        ),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Fix a setting of balancing. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    every: EveryOption = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="NUMBER",
-            min=0,
-            help="Seed of the traces, of the owners at their start and of the search.",
-        ),
-    ] = 1,
-    brokers: BrokersOption = BROKERS,
-    bundles: BundlesOption = BUNDLES,
-    length: ForOption = "2h",
-    as_json: JsonOption = False,
+    options: SearchOptions,
+    generated: TraceOptions,
+    results: Output,
 ) -> None:
     """Search settings of a policy that keep the load even and move little.
 
@@ -277,43 +283,25 @@ def tune_policy(
     _check_extra()
     from equipoise.lab.search import lines
     from equipoise.lab.trace_files import traces_named
-    from equipoise.lab.tuning import Search, tune
+    from equipoise.lab.tuning import tune
 
-    given = _typed(changes or ())
-    search = Search(
-        policy=policy,
-        given=given,
-        every_s=every,
-        trials=trials,
-        seed=seed,
-        load_moved_max=load_moved_max,
-    )
+    search = options.search()
     with progress("tuning", unit="trials") as note:
-        found = tune(traces_named(traces, shape_of(brokers, bundles, length)), search, note=note)
-    if as_json:
-        print_json(
-            {"defaults": found.defaults.row(), "front": [each.row() for each in found.front]}
-        )
-        return
-    for line in lines(found.front):
-        print_line(line)
-    print_line(
+        found = tune(traces_named(traces, generated.shape()), search, note=note)
+    without = (
         f"without changes: unevenness {found.defaults.unevenness:.4f}, load moved"
         f" {found.defaults.load_moved:.4f}"
     )
-
-
-def _typed(texts: Sequence[str]) -> dict[str, Value]:
-    """Return `NAME=VALUE` texts of `--set` as values of settings. Raises `typer.BadParameter`,
-    `UnknownSetting`, `InvalidSetting`.
-    """
-    return {name: value_of(name, text) for name, text in pairs("--set", texts).items()}
+    results.print_lines(
+        {"defaults": found.defaults.row(), "front": [each.row() for each in found.front]},
+        (*lines(found.front), without),
+    )
 
 
 @app.command()
 def record(
     *,
-    log: LogOption,
+    channel: Channel,
     output: Annotated[
         Path,
         typer.Option(
@@ -327,8 +315,6 @@ def record(
     every: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")
     ] = _STEP_S,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Record a load trace from the load reports of a running cluster.
 
@@ -336,40 +322,27 @@ def record(
     load varies less than the real one. Ctrl-C ends the recording early, and writes what there is.
     """
     _check_extra()
-    from equipoise.lab.trace_files import check_suffix, path_of_brokers, write_trace
+    from equipoise.lab.trace_files import check_suffix, description_of, write_trace
 
     check_suffix(output)
-    trace = _recorded(
-        log, steps=max(1, round(duration(length) / 1_000 / every)), step_s=every, timeout_s=timeout
-    ).trace(output.stem)
+    steps = max(1, round(duration(length) / 1_000 / every))
+    trace = _recorded(channel, steps=steps, step_s=every).trace(output.stem)
     write_trace(trace, output)
-    facts = {
-        "trace": str(output),
-        "brokers_file": str(path_of_brokers(output)),
-        "steps": len(trace.loads),
-        "bundles": len(trace.bundles),
-    }
-    sentence = (
-        f"wrote {len(trace.loads)} steps of {len(trace.bundles)} bundles to {output}, and their"
-        f" brokers to {path_of_brokers(output)}"
-    )
-    print_fact(sentence, facts, as_json=as_json)
+    channel.print_fact(*description_of(trace, output))
 
 
-def _recorded(log: str, *, steps: int, step_s: float, timeout_s: int) -> Recording:
+def _recorded(channel: Channel, *, steps: int, step_s: float) -> Recording:
     """Record so many steps, or until Ctrl-C after the first."""
     from equipoise.lab.recording import Recording
 
     recording = Recording(step_s=step_s)
     began_s = time.monotonic()
-    with reading(log, timeout_s) as access, progress("recording", unit="steps") as note:
-        bus = open_load_bus(log)
+    with channel.reading() as access, progress("recording", unit="steps") as note:
+        bus = open_load_bus(channel.log)
         try:
             for step in range(steps):
                 time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))
-                read_on(
-                    access.log, access.reader, deadline=Deadline.after(timeout_ms=timeout_s * 1_000)
-                )
+                read_on(access.log, access.reader, deadline=channel.deadline())
                 summaries = bus.latest()
                 settings = settings_in(access.view, BalancingSettings())
                 now_ms = time.time_ns() // 1_000_000
@@ -389,13 +362,6 @@ def _check_extra() -> None:
     """Raise `CallerError` unless everything in the extra `lab` is installed."""
     if any(find_spec(module) is None for module in _EXTRA_MODULES):
         raise missing_extra(what="the laboratory", extra="lab")
-
-
-def shape_of(brokers: int, bundles: int, length: str) -> Shape:
-    """Return the size of generated traces. `length` is a duration, such as 30m."""
-    from equipoise.lab.traces import Shape
-
-    return Shape(brokers=brokers, bundles=bundles, duration_s=duration(length) / 1_000)
 
 
 def _policies(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from equipoise.brokers.cli.kafka_options import add_kafka_options, silence_kafka
+from equipoise.brokers.cli.option_sets import fill_options
 from equipoise.brokers.cli.outcome import Commands
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Equipoise(Commands):
 @cache
 def load(name: str) -> Command:
     """Return the command or group with this name in the table."""
-    command = typer.main.get_command(import_module(GROUPS[name][0]).app)
+    command = typer.main.get_command(fill_options(import_module(GROUPS[name][0]).app))
     command.name = name
     add_kafka_options(command)
     return command

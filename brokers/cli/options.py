@@ -1,19 +1,19 @@
-"""Define the options that many commands share, and open the channel for commands."""
+"""Define the options that many commands share, and open the channel for them."""
 
 from __future__ import annotations
 
 import getpass
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Concatenate, Final, ParamSpec
 
 import typer
 
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.outcome import JSON_FLAG
-from equipoise.brokers.cli.output import print_fact
+from equipoise.brokers.cli.output import Output
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.operations.access import Access, attached, opened
 from equipoise.brokers.operations.on_channel import ChannelPort, run
@@ -23,6 +23,7 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
 from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.log.open_log import is_in_memory, open_log
+from equipoise.channel.system.deadline import Deadline
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 
@@ -30,6 +31,8 @@ TIMEOUT_S: Final = 60
 """The default time limit of a command, the same as that of a broker's admin calls."""
 
 TIMEOUT_S_MAX: Final = 86_400
+
+P = ParamSpec("P")
 
 
 LogOption = Annotated[
@@ -41,13 +44,6 @@ LogOption = Annotated[
         help="The cluster's log: sqlite:PATH or kafka://HOST:PORT/TOPIC.",
     ),
 ]
-JsonOption = Annotated[
-    bool,
-    typer.Option(
-        JSON_FLAG, help="Print results and errors as JSON: one document, or one line per record."
-    ),
-]
-ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON.")]
 TimeoutOption = Annotated[
     int,
     typer.Option(
@@ -147,61 +143,84 @@ def _user_name() -> str:
 
 
 @contextmanager
-def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
-    """Open the channel to propose changes as the admin `name`.
-
-    Raises `LogNotBegun` if no broker has begun the log, and what `publisher` and `opened` raise.
-    """
-    with opened(
-        shared(log_url),
-        timeout_ms=timeout_s * 1_000,
-        publisher=publisher(name),
-        watched=_restoring(),
-    ) as access:
-        if access.view.genesis is None:
-            raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
-        yield access
-
-
-def carry_out(
-    operation: Callable[[ChannelPort], Coroutine[None, None, Answer]],
-    log_url: str,
-    name: str | None,
-    timeout_s: int,
-    *,
-    as_json: bool,
-) -> Answer:
-    """Run an operation on the channel as the admin `name`, print its answer, and return it. Raises
-    as `writing` and the operation do.
-    """
-    with writing(log_url, name, timeout_s) as access:
-        answer = run(operation(ChannelPort(access)))
-    print_fact(answer.sentence, answer.document, as_json=as_json)
-    return answer
-
-
-def reading(
-    log_url: str, timeout_s: int, *, cluster: str | None = None
-) -> AbstractContextManager[Access]:
-    """Open the channel to read its view. Raises as `opened` does."""
-    return opened(
-        shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring()
-    )
-
-
-def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
-    """Open the channel to read its records one by one. Raises as `attached` does."""
-    return attached(shared(log_url), timeout_ms=timeout_s * 1_000, watched=_restoring())
-
-
-@contextmanager
 def handle(log_url: str, *, create: bool = False) -> Iterator[Log]:
     """Open only the log, to read it in the command's own way. Raises as `open_log` does."""
-    log = open_log(shared(log_url), create=create)
-    try:
+    with closing(open_log(shared(log_url), create=create)) as log:
         yield log
-    finally:
-        log.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed(Output):
+    """The options of a command that ends in time."""
+
+    timeout: TimeoutOption = TIMEOUT_S
+
+    def deadline(self) -> Deadline:
+        """Return the end of the command's time, from now."""
+        return Deadline.after(timeout_ms=self.timeout * 1_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel(Timed):
+    """The options of a command about a channel, and the ways to open it."""
+
+    log: LogOption
+
+    def handle(self) -> AbstractContextManager[Log]:
+        """Open only the log, as the function `handle` does."""
+        return handle(self.log)
+
+    def unread(self) -> AbstractContextManager[Access]:
+        """Open the channel to read its records one by one. Raises as `attached` does."""
+        return attached(shared(self.log), timeout_ms=self.timeout * 1_000, watched=_restoring())
+
+    def reading(self, *, cluster: str | None = None) -> AbstractContextManager[Access]:
+        """Open the channel to read its view. Raises as `opened` does."""
+        return opened(
+            shared(self.log), timeout_ms=self.timeout * 1_000, cluster=cluster, watched=_restoring()
+        )
+
+    def acting(self) -> AbstractContextManager[Access]:
+        """Open the channel for operations."""
+        return self.reading()
+
+    def carry_out(
+        self,
+        operation: Callable[Concatenate[ChannelPort, P], Coroutine[None, None, Answer]],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Answer:
+        """Run an operation on the channel, print its answer, and return it. Raises as `acting` and
+        the operation do.
+        """
+        with self.acting() as access:
+            answer = run(operation(ChannelPort(access), *args, **named))
+        self.print_fact(answer.sentence, answer.document)
+        return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admin(Channel):
+    """The options of a command that proposes changes to the channel."""
+
+    admin_name: AsOption = None
+
+    @contextmanager
+    def acting(self) -> Iterator[Access]:
+        """Open the channel to propose changes.
+
+        Raises `LogNotBegun` if no broker has begun the log, and what `publisher` and `opened`
+        raise.
+        """
+        with opened(
+            shared(self.log),
+            timeout_ms=self.timeout * 1_000,
+            publisher=publisher(self.admin_name),
+            watched=_restoring(),
+        ) as access:
+            if access.view.genesis is None:
+                raise LogNotBegun(log=self.log, problem="no broker has started on it yet")
+            yield access
 
 
 def _restoring() -> AbstractContextManager[Progress]:

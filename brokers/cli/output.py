@@ -9,12 +9,13 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.outcome import printable
+from equipoise.brokers.cli.outcome import JSON_FLAG, printable
 
 Row = Mapping[str, object]
 """Names and JSON values."""
@@ -50,47 +51,76 @@ def print_wrapped(text: str, *, indent: int = 0, bold: bool = False) -> None:
         typer.secho(line, bold=bold or None)
 
 
-def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
-    """Print a fact as a sentence, or as JSON."""
-    if as_json:
-        print_json(document)
-    else:
-        print_line(sentence)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The option of a command that prints results, and the ways to print them."""
+
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            JSON_FLAG,
+            help="Print results and errors as JSON: one document, or one line per record.",
+        ),
+    ] = False
+
+    def print_fact(self, sentence: str, document: Row) -> None:
+        """Print a fact as a sentence, or as JSON."""
+        if self.as_json:
+            print_json(document)
+        else:
+            print_line(sentence)
+
+    def print_lines(self, document: object, lines: Iterable[str]) -> None:
+        """Print a page of lines, or as JSON."""
+        if self.as_json:
+            print_json(document)
+        else:
+            for line in lines:
+                print_line(line)
+
+    def print_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        columns: Sequence[str],
+        nothing: str,
+        sometimes: Sequence[str] = (),
+    ) -> None:
+        """Print rows as a JSON list, or their `columns` as a table, and those of `sometimes` that
+        any row has.
+
+        Without rows print `nothing` instead of a table.
+        """
+        if self.as_json:
+            print_json(rows)
+        elif not rows:
+            print_line(nothing)
+        else:
+            shown = [*columns, *(name for name in sometimes if any(row[name] for row in rows))]
+            print_table(
+                [name.replace("_", " ") for name in shown],
+                [[cell(row[name]) for name in shown] for row in rows],
+            )
+
+    def print_document(self, document: Row) -> None:
+        """Print the fields of one document, one per line."""
+        if self.as_json:
+            print_json(document)
+        else:
+            print_table(
+                None, [[name.replace("_", " "), cell(value)] for name, value in document.items()]
+            )
 
 
-def print_rows(
-    rows: Sequence[Row],
-    *,
-    columns: Sequence[str],
-    as_json: bool,
-    nothing: str,
-    sometimes: Sequence[str] = (),
-) -> None:
-    """Print rows as a JSON list, or their `columns` as a table, and those of `sometimes` that any
-    row has.
-
-    Without rows print `nothing` instead of a table.
-    """
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        print_line(nothing)
-    else:
-        shown = [*columns, *(column for column in sometimes if any(row[column] for row in rows))]
-        print_table(
-            [column.replace("_", " ") for column in shown],
-            [[cell(row[column]) for column in shown] for row in rows],
-        )
+FOR_PEOPLE: Final = Output()
+"""For parts of a page, which has no other form."""
 
 
-def print_document(document: Row, *, as_json: bool) -> None:
-    """Print the fields of one document, one per line."""
-    if as_json:
-        print_json(document)
-    else:
-        print_table(
-            None, [[name.replace("_", " "), cell(value)] for name, value in document.items()]
-        )
+def print_tables(tables: Iterable[tuple[str, Sequence[Row], Sequence[str]]]) -> None:
+    """Print tables with an empty line before each: name, rows, and columns."""
+    for name, rows, columns in tables:
+        print_line("")
+        FOR_PEOPLE.print_rows(rows, columns=columns, nothing=f"no {name}")
 
 
 def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,20 +17,18 @@ import typer
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
-from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.commands.forecasts import (
     conclusion,
     differing,
     effect_document,
     print_effect,
 )
-from equipoise.brokers.cli.commands.plan import balancing_settings_of
+from equipoise.brokers.cli.commands.plan import PlanOptions, plan_in
 from equipoise.brokers.cli.moments import local_time
-from equipoise.brokers.cli.options import TIMEOUT_S_MAX, BrokerConfOption, JsonOption, file
+from equipoise.brokers.cli.options import TIMEOUT_S_MAX, file
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import (
     Row,
-    print_fact,
     print_heading,
     print_json,
     print_line,
@@ -38,8 +36,8 @@ from equipoise.brokers.cli.output import (
 )
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.cli.pulsar_commands import app
-from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
-from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, counted
+from equipoise.brokers.cli.pulsar_options import Cluster
+from equipoise.brokers.errors import NoFreshLoad, counted
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
@@ -72,32 +70,13 @@ _WAIT_S: Final = 70
 
 
 @app.command()
-@on_cluster
 def plan(
     *,
     cluster: Cluster,
     shedder: Annotated[
         str, typer.Option(metavar="NAME", help=f"Plan with this policy: {', '.join(SHEDDERS)}.")
     ] = "BalancedShedder",
-    changes_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Override a setting. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    broker_conf: BrokerConfOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=file,
-            help="Write the plan to this file, for `apply`.",
-            show_default=False,
-        ),
-    ] = None,
+    options: PlanOptions,
     wait: Annotated[
         int,
         typer.Option(
@@ -107,7 +86,6 @@ def plan(
             help="How long to wait for a load report of each broker.",
         ),
     ] = _WAIT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Plan the moves that even out the cluster, and show their reasons, the load before and after,
     and the commands of pulsar-admin.
@@ -117,9 +95,7 @@ def plan(
 
     Exit code 1: no broker has sent a load report that counts.
     """
-    given = pairs("--set", changes_to or ()) | {"balancing.shedder": shedder}
-    base = with_values(EVEN, {} if broker_conf is None else balancing_settings_of(broker_conf))
-    settings = with_values(base, given)
+    settings = with_values(options.base(EVEN), options.given(shedder))
     # The settings of the cluster's own balancer say whether it acts. An operator's plan always
     # does.
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
@@ -146,15 +122,8 @@ def plan(
         moves=planned.moves,
         versions=planned.versions,
     )
-    if output is not None:
-        try:
-            output.write_text(saved.text(), encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequest(
-                what=f"the file {output}",
-                problem=f"the plan cannot be written to it: {error.strerror}",
-            ) from error
-    if as_json:
+    options.write(saved.text())
+    if cluster.as_json:
         print_json(
             _document(saved, settings, planned, notes, _conclusion(settings, planned, known))
         )
@@ -162,8 +131,51 @@ def plan(
         _print_plan(saved, settings, planned, notes, _conclusion(settings, planned, known))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """The options that say which moves are sent, and how."""
+
+    send: Annotated[
+        bool,
+        typer.Option("--send", help="Send the moves. Without it, only show what would be sent."),
+    ] = False
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with a plan that stopped: only with what was not moved yet."
+        ),
+    ] = False
+    undo: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="AUDIT",
+            exists=True,
+            dir_okay=False,
+            help="Move back what the last plan in this audit file moved.",
+            show_default=False,
+        ),
+    ] = None
+    at_once: Annotated[
+        int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")
+    ] = _AT_ONCE
+    audit: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=file,
+            help="Append a line for each request and outcome to this file.",
+        ),
+    ] = Path("pulsar-moves.jsonl")
+    switch_shedding_off: Annotated[
+        bool,
+        typer.Option(
+            "--switch-shedding-off",
+            help="Switch Pulsar's own shedding off, and restore it afterwards.",
+        ),
+    ] = False
+
+
 @app.command()
-@on_cluster
 def apply(
     path: Annotated[
         Path | None,
@@ -176,45 +188,7 @@ def apply(
     ] = None,
     *,
     cluster: Cluster,
-    send: Annotated[
-        bool,
-        typer.Option("--send", help="Send the moves. Without it, only show what would be sent."),
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on with a plan that stopped: only with what was not moved yet."
-        ),
-    ] = False,
-    undo: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="AUDIT",
-            exists=True,
-            dir_okay=False,
-            help="Move back what the last plan in this audit file moved.",
-            show_default=False,
-        ),
-    ] = None,
-    at_once: Annotated[
-        int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")
-    ] = _AT_ONCE,
-    audit: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            parser=file,
-            help="Append a line for each request and outcome to this file.",
-        ),
-    ] = Path("pulsar-moves.jsonl"),
-    switch_shedding_off: Annotated[
-        bool,
-        typer.Option(
-            "--switch-shedding-off",
-            help="Switch Pulsar's own shedding off, and restore it afterwards.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
+    options: Sending,
 ) -> None:
     """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is
     watched.
@@ -227,19 +201,20 @@ def apply(
     Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan
     stopped before its end.
     """
-    if (path is None) == (undo is None) or (undo is not None and resume):
+    undo = options.undo
+    if (path is None) == (undo is None) or (undo is not None and options.resume):
         raise typer.BadParameter(
             "name one of: a plan, a plan with --resume, or an audit file with --undo"
         )
     if not cluster.address_with_admin.admin_urls:
         raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
-    audit = audit if undo is None else undo
-    given = None if path is None else _plan_in(path)
+    audit = options.audit if undo is None else undo
+    given = None if path is None else plan_in(path, read_plan)
     with opened_admin(cluster.address_with_admin) as admin:
         assert admin is not None, "its URL was given"
         with _live(cluster, admin) as live:
             saved, notes = given, list[str]()
-            if saved is None or resume:
+            if saved is None or options.resume:
                 now = Now(live.table.bundles, admin.brokers(), admin.leader(), _now_ms())
                 entries = entries_in(audit)
                 saved, notes = (
@@ -248,41 +223,19 @@ def apply(
                     else (rest_of(saved, entries, now), [])
                 )
             for note in notes:
-                print_fact(note, {"plan": saved.id, "note": note}, as_json=as_json)
-            problem = _why_not(saved, admin, live, may_switch=switch_shedding_off)
-            if not send:
-                _print_dry_run(saved, problem, as_json=as_json)
+                cluster.print_fact(note, {"plan": saved.id, "note": note})
+            problem = _why_not(saved, admin, live, may_switch=options.switch_shedding_off)
+            if not options.send:
+                _print_dry_run(saved, problem, cluster)
             elif problem is not None:
-                print_fact(
-                    f"nothing was sent: {problem}",
-                    {"plan": saved.id, "stopped": problem},
-                    as_json=as_json,
+                cluster.print_fact(
+                    f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}
                 )
             else:
                 with audit_file(audit, plan=path) as lines:
-                    problem = _send(
-                        saved,
-                        admin,
-                        live,
-                        lines,
-                        at_once=at_once,
-                        timeout_s=cluster.timeout_s,
-                        switch=switch_shedding_off,
-                        as_json=as_json,
-                    )
+                    problem = _send(saved, admin, live, lines, cluster=cluster, options=options)
     if problem is not None:
         raise typer.Exit(ExitCode.REFUSED)
-
-
-def _plan_in(path: Path) -> SavedPlan:
-    try:
-        return read_plan(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(
-            what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
-        ) from error
-    except ValueError as error:
-        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
 
 
 def _why_not(
@@ -305,13 +258,11 @@ def _why_not(
 def _send(
     saved: SavedPlan,
     admin: PulsarAdmin,
-    cluster: LiveCluster,
+    live: LiveCluster,
     lines: AuditFile,
     *,
-    at_once: int,
-    timeout_s: int,
-    switch: bool,
-    as_json: bool,
+    cluster: Cluster,
+    options: Sending,
 ) -> str | None:
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
     from equipoise.pulsar_cluster.applying import (
@@ -324,7 +275,7 @@ def _send(
         shedding_off,
     )
 
-    stopped, moved = None, 0
+    stopped, moved, switch = None, 0, options.switch_shedding_off
     with first_stop_signal() as interrupted, ExitStack() as stack:
         unrestored = lines.unrestored()
         if unrestored is not None and switch:
@@ -338,30 +289,28 @@ def _send(
                 "Pulsar's own shedding is still off, because an earlier apply was killed; switch"
                 f" it on afterwards: {command}"
             )
-            print_fact(sentence, {"plan": saved.id, "warning": sentence}, as_json=as_json)
+            cluster.print_fact(sentence, {"plan": saved.id, "warning": sentence})
         if switch and is_shedding(settings_of_leader(admin)):
             stack.enter_context(shedding_off(admin, lines))
-        watch = Watch(admin, cluster.reports, saved.moves)
+        watch = Watch(admin, live.reports, saved.moves)
         for event in apply_plan(
             saved,
             admin,
-            table=cluster.table,
-            read=cluster.read,
+            table=live.table,
+            read=live.read,
             look=watch,
             audit=lines,
-            at_once=at_once,
-            timeout_ms=timeout_s * 1_000,
+            at_once=options.at_once,
+            timeout_ms=cluster.timeout_s * 1_000,
             is_interrupted=interrupted.is_set,
         ):
             if isinstance(event, Outcome):
-                _print_outcome(event, as_json=as_json)
+                _print_outcome(event, cluster)
             else:
                 stopped = event
-                print_fact(
-                    f"stopped: {event}", {"plan": saved.id, "stopped": event}, as_json=as_json
-                )
+                cluster.print_fact(f"stopped: {event}", {"plan": saved.id, "stopped": event})
             moved += isinstance(event, Outcome) and event.status is Status.MOVED
-    if not as_json:
+    if not cluster.as_json:
         print_heading(
             f"{moved} of {counted(len(saved.moves), 'move')} done; each request and its outcome is"
             f" a line of {lines.path}"
@@ -369,7 +318,7 @@ def _send(
     return stopped
 
 
-def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+def _print_outcome(outcome: Outcome, cluster: Cluster) -> None:
     took = f" ({outcome.took_ms} ms)" if outcome.status is Status.MOVED else ""
     document: Row = {
         "bundle": outcome.move.bundle,
@@ -377,12 +326,12 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         "text": outcome.text,
         "took_ms": outcome.took_ms,
     }
-    print_fact(f"{outcome.text}{took}", document, as_json=as_json)
+    cluster.print_fact(f"{outcome.text}{took}", document)
 
 
-def _print_dry_run(saved: SavedPlan, problem: str | None, *, as_json: bool) -> None:
+def _print_dry_run(saved: SavedPlan, problem: str | None, cluster: Cluster) -> None:
     commands = [command_of(move) for move in saved.moves]
-    if as_json:
+    if cluster.as_json:
         print_json({"plan": saved.id, "would_send": commands, "problem": problem})
         return
     for command in commands:

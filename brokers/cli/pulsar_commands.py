@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
+from equipoise.brokers.cli.differences import difference_of, print_difference
 from equipoise.brokers.cli.moments import (
     Moment,
     MomentArgument,
@@ -24,17 +24,11 @@ from equipoise.brokers.cli.moments import (
     local_time,
     moment,
 )
-from equipoise.brokers.cli.options import JsonOption, file
+from equipoise.brokers.cli.options import file
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import (
-    print_document,
-    print_fact,
-    print_json,
-    print_line,
-    print_rows,
-)
+from equipoise.brokers.cli.output import FOR_PEOPLE, Output, print_json, print_line, print_tables
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
+from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.channel.core.errors import NotFound, missing_extra
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -84,12 +78,7 @@ SourceOption = Annotated[
 
 
 @app.command()
-@on_cluster
-def status(
-    *,
-    cluster: Cluster,
-    as_json: JsonOption = False,
-) -> None:
+def status(*, cluster: Cluster) -> None:
     """Show the brokers, the namespaces, and how many bundles each has."""
     table, last_ms = Table(), 0
     with _history(cluster) as history:
@@ -105,24 +94,18 @@ def status(
         "brokers": broker_rows(table),
         "namespaces": namespace_rows(table),
     }
-    if as_json:
+    if cluster.as_json:
         print_json(document)
         return
-    print_document(
-        {name: value for name, value in document.items() if not isinstance(value, list)},
-        as_json=False,
+    FOR_PEOPLE.print_document(
+        {name: value for name, value in document.items() if not isinstance(value, list)}
     )
-    print_line("")
-    print_rows(broker_rows(table), columns=BROKER_COLUMNS, as_json=False, nothing="no brokers")
+    print_tables([("brokers", broker_rows(table), BROKER_COLUMNS)])
     print_line("(the channel does not name brokers without bundles)")
-    print_line("")
-    print_rows(
-        namespace_rows(table), columns=NAMESPACE_COLUMNS, as_json=False, nothing="no namespaces"
-    )
+    print_tables([("namespaces", namespace_rows(table), NAMESPACE_COLUMNS)])
 
 
 @app.command()
-@on_cluster
 def bundles(
     namespace: Annotated[
         str | None,
@@ -132,22 +115,19 @@ def bundles(
     ] = None,
     *,
     cluster: Cluster,
-    as_json: JsonOption = False,
 ) -> None:
     """List the bundles that have a record, their states and their brokers."""
     with _history(cluster) as history:
         table = _folded(history)
     names = sorted(name for name in table.bundles if namespace in (None, namespace_in(name)))
-    print_rows(
+    cluster.print_rows(
         [bundle_row(table.bundles[name]) for name in names],
         columns=BUNDLE_COLUMNS,
-        as_json=as_json,
         nothing="no bundles",
     )
 
 
 @app.command()
-@on_cluster
 def why(
     what: Annotated[
         str,
@@ -157,14 +137,13 @@ def why(
     ],
     *,
     cluster: Cluster,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the full history of a bundle, or of the bundles that held a topic.
 
     It continues through splits, and includes the records that Pulsar's brokers rejected, with their
     reasons.
     """
-    name, page, now, table = _about(what), _Page(as_json=as_json), dict[str, str](), Table()
+    name, page, now, table = _about(what), _Page(as_json=cluster.as_json), dict[str, str](), Table()
     with _history(cluster) as history:
         writers = Writers()
         story = list(story_of(_folded_into(table, history.messages_of(name)), name, writers))
@@ -180,20 +159,14 @@ def why(
             f"no record names the bundle of {what}; list those that have one: equipoise pulsar"
             f" bundles {name.namespace}"
         )
-    if as_json:
+    if cluster.as_json:
         print_json({"ending": list(now.values())})
-    for line in () if as_json else now.values() or ["no bundle"]:
+    for line in () if cluster.as_json else now.values() or ["no bundle"]:
         print_line(f"now {line}")
 
 
 @app.command(cls=TimeCommand)
-@on_cluster
-def at(
-    place: MomentArgument,
-    *,
-    cluster: Cluster,
-    as_json: JsonOption = False,
-) -> None:
+def at(place: MomentArgument, *, cluster: Cluster) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time."""
     then, table, first = _moment(place), Table(), None
     with _history(cluster) as history:
@@ -205,33 +178,23 @@ def at(
         else:
             history.confirm(table)
     document = table_document(table)
-    if as_json:
+    if cluster.as_json:
         print_json(document)
         return
     print_line(f"offset: {table.offset}")
     _print_if_unknown(table.offset, first)
-    for rows, columns, what in (
-        (broker_rows(table), BROKER_COLUMNS, "brokers"),
-        (namespace_rows(table), NAMESPACE_COLUMNS, "namespaces"),
+    bundles = [bundle_row(table.bundles[name]) for name in sorted(table.bundles)]
+    print_tables(
         (
-            [bundle_row(table.bundles[name]) for name in sorted(table.bundles)],
-            BUNDLE_COLUMNS,
-            "bundles",
-        ),
-    ):
-        print_line("")
-        print_rows(rows, columns=columns, as_json=False, nothing=f"no {what}")
+            ("brokers", broker_rows(table), BROKER_COLUMNS),
+            ("namespaces", namespace_rows(table), NAMESPACE_COLUMNS),
+            ("bundles", bundles, BUNDLE_COLUMNS),
+        )
+    )
 
 
 @app.command(cls=TimeCommand)
-@on_cluster
-def diff(
-    before: MomentArgument,
-    after: MomentArgument,
-    *,
-    cluster: Cluster,
-    as_json: JsonOption = False,
-) -> None:
+def diff(before: MomentArgument, after: MomentArgument, *, cluster: Cluster) -> None:
     """Show what changed between two moments."""
     first, second, table = _moment(before), _moment(after), Table()
     was, was_offset, oldest = None, 0, None
@@ -250,23 +213,14 @@ def diff(
         else:
             history.confirm(table)
     difference = difference_of(table_document(table) if was is None else was, table_document(table))
-    if as_json:
+    if cluster.as_json:
         print_json(difference)
         return
     _print_if_unknown(was_offset, oldest)
-    for line in lines_of(difference):
-        print_line(
-            line,
-            color={"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}.get(
-                line[:1]
-            ),
-        )
-    if nothing_changed(difference):
-        print_line("nothing changed")
+    print_difference(difference, nothing="nothing changed")
 
 
 @app.command()
-@on_cluster
 def tail(
     *,
     cluster: Cluster,
@@ -280,7 +234,6 @@ def tail(
             "--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records."
         ),
     ] = _LINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the newest records: offset, time, action, bundle, details, author.
 
@@ -289,7 +242,7 @@ def tail(
     """
     if follows:
         hear_interrupts()
-    page, writers, table = _Page(as_json=as_json), Writers(), Table()
+    page, writers, table = _Page(as_json=cluster.as_json), Writers(), Table()
 
     with _history(cluster) as history:
         newest: deque[Change] = deque(maxlen=lines)
@@ -306,12 +259,7 @@ def tail(
 
 
 @app.command()
-@on_cluster
-def verify(
-    *,
-    cluster: Cluster,
-    as_json: JsonOption = False,
-) -> None:
+def verify(*, cluster: Cluster) -> None:
     """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had
     no owner, and what went wrong.
 
@@ -328,7 +276,7 @@ def verify(
                 note(message.offset, None)
         history.confirm(table)
         result = audit.result(now_ms=history.now_ms(), known=history.known(table))
-    if as_json:
+    if cluster.as_json:
         print_json(_as_json(result))
     else:
         _print_result(result)
@@ -337,7 +285,6 @@ def verify(
 
 
 @app.command()
-@on_cluster
 def record(
     archive: Annotated[
         Path,
@@ -361,7 +308,6 @@ def record(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Follow the channel and the load reports of a cluster into an archive, until Ctrl-C.
 
@@ -386,10 +332,9 @@ def record(
                 note=note,
             )
         added, end = opened_archive.end - begin, opened_archive.end
-    print_fact(
+    cluster.print_fact(
         f"{added} records added to {archive}, which now has {end + 1}",
         {"archive": str(archive), "added": added, "records": end + 1},
-        as_json=as_json,
     )
 
 
@@ -409,7 +354,7 @@ def trace(
     every: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")
     ] = _STEP_S,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Make a load trace from the load reports of an archive.
 
@@ -418,7 +363,7 @@ def trace(
     """
     try:
         from equipoise.lab.recording import Recording
-        from equipoise.lab.trace_files import check_suffix, path_of_brokers, write_trace
+        from equipoise.lab.trace_files import check_suffix, description_of, write_trace
     except ImportError as error:
         raise missing_extra(what="a load trace", extra="lab") from error
     from equipoise.pulsar_cluster.gathering import replayed
@@ -435,18 +380,7 @@ def trace(
             note(recording.steps, None)
     made = recording.trace(output.stem)
     write_trace(made, output)
-    brokers_file = path_of_brokers(output)
-    facts = {
-        "trace": str(output),
-        "brokers_file": str(brokers_file),
-        "steps": len(made.loads),
-        "bundles": len(made.bundles),
-    }
-    sentence = (
-        f"wrote {len(made.loads)} steps of {len(made.bundles)} bundles to {output}, and their"
-        f" brokers to {brokers_file}"
-    )
-    print_fact(sentence, facts, as_json=as_json)
+    results.print_fact(*description_of(made, output))
 
 
 def _history(cluster: Cluster) -> AbstractContextManager[History]:

@@ -4,16 +4,15 @@ commands.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from equipoise.brokers.cli.options import TIMEOUT_S, TimeoutOption
+from equipoise.brokers.cli.output import Output
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, ClientConf, read_client_conf, with_files
 from equipoise.pulsar_cluster.reading import OPERATION_S, Address, is_url
@@ -21,61 +20,11 @@ from equipoise.pulsar_cluster.reading import OPERATION_S, Address, is_url
 _VARIABLE: Final = "EQUIPOISE_PULSAR"
 
 
-class Cluster:
+# Without slots, which the cached properties cannot have.
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Output):
     """Where a cluster or its archive is, and the time that a command has."""
 
-    def __init__(
-        self,
-        *,
-        source: str | None,
-        admin: list[str] | None,
-        client_conf: Path | None,
-        token_file: Path | None,
-        ca_file: Path | None,
-        timeout: int,
-    ) -> None:
-        """Take what the options say."""
-        self.timeout_s = timeout
-        conf = (
-            ClientConf(None, None, NOBODY) if client_conf is None else read_client_conf(client_conf)
-        )
-        source = source or conf.service_url
-        if source is None:
-            raise typer.BadParameter(
-                "name the cluster with --source (or EQUIPOISE_PULSAR), or as brokerServiceUrl in"
-                " --client-conf"
-            )
-        self.address = Address(
-            service_url=source,
-            admin_urls=tuple(admin or ()),
-            credentials=with_files(conf.credentials, token_file, ca_file),
-            timeout_s=min(timeout, OPERATION_S),
-        )
-
-        self._admin_of_conf = conf.admin_url
-
-    @property
-    def address_with_admin(self) -> Address:
-        """The same, with the admin API of `client.conf` if none was named: for commands that cannot
-        do without it.
-
-        Others do not ask it unasked: its role may read the topic alone. An archive needs none.
-        """
-        if (
-            self.address.admin_urls
-            or self._admin_of_conf is None
-            or not is_url(self.address.service_url)
-        ):
-            return self.address
-        return replace(self.address, admin_urls=(self._admin_of_conf,))
-
-    def deadline(self) -> Deadline:
-        """Return the end of the command's time, from now."""
-        return Deadline.after(timeout_ms=self.timeout_s * 1_000)
-
-
-def _options(
-    *,
     source: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +33,7 @@ def _options(
             help="The cluster's service URL (pulsar://HOST:PORT), or an archive.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     admin: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,7 +41,7 @@ def _options(
             help="The cluster's admin API: http://HOST:PORT. Repeatable.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     client_conf: Annotated[
         Path | None,
         typer.Option(
@@ -103,7 +52,7 @@ def _options(
             help="Pulsar's client.conf: addresses, TLS, and who asks. Other options override it.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -113,7 +62,7 @@ def _options(
             help="A file with a token.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     ca_file: Annotated[
         Path | None,
         typer.Option(
@@ -123,34 +72,43 @@ def _options(
             help="A PEM file with trusted authorities.",
             show_default=False,
         ),
-    ] = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> Cluster:
-    return Cluster(
-        source=source,
-        admin=admin,
-        client_conf=client_conf,
-        token_file=token_file,
-        ca_file=ca_file,
-        timeout=timeout,
-    )
+    ] = None
+    timeout_s: TimeoutOption = TIMEOUT_S
 
+    @cached_property
+    def address(self) -> Address:
+        """The address that the options give. Raises `typer.BadParameter` if there is none."""
+        source = self.source or self._conf.service_url
+        if source is None:
+            raise typer.BadParameter(
+                "name the cluster with --source (or EQUIPOISE_PULSAR), or as brokerServiceUrl in"
+                " --client-conf"
+            )
+        return Address(
+            service_url=source,
+            admin_urls=tuple(self.admin or ()),
+            credentials=with_files(self._conf.credentials, self.token_file, self.ca_file),
+            timeout_s=min(self.timeout_s, OPERATION_S),
+        )
 
-def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_options` in place of its parameter `cluster`."""
-    own, shared = (
-        inspect.signature(command, eval_str=True),
-        inspect.signature(_options, eval_str=True),
-    )
+    @cached_property
+    def address_with_admin(self) -> Address:
+        """The same, with the admin API of `client.conf` if none was named: for commands that cannot
+        do without it.
 
-    @functools.wraps(command)
-    def run(**given: object) -> None:
-        cluster = _options(**{name: given.pop(name) for name in shared.parameters})  # type: ignore[arg-type]
-        command(**given, cluster=cluster)
+        Others do not ask it unasked: its role may read the topic alone. An archive needs none.
+        """
+        admin_url = self._conf.admin_url
+        if self.address.admin_urls or admin_url is None or not is_url(self.address.service_url):
+            return self.address
+        return replace(self.address, admin_urls=(admin_url,))
 
-    parameters: list[inspect.Parameter] = []
-    for parameter in own.parameters.values():
-        parameters += shared.parameters.values() if parameter.name == "cluster" else [parameter]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    @cached_property
+    def _conf(self) -> ClientConf:
+        if self.client_conf is None:
+            return ClientConf(None, None, NOBODY)
+        return read_client_conf(self.client_conf)
+
+    def deadline(self) -> Deadline:
+        """Return the end of the command's time, from now."""
+        return Deadline.after(timeout_ms=self.timeout_s * 1_000)

@@ -180,12 +180,7 @@ _is_elsewhere: Final = re.compile(
 _TLS_PORTS: Final = frozenset({"brokerServicePortTls", "webServicePortTls", "tlsEnabled"})
 _OF_AUTHENTICATION: Final = frozenset(
     key for key, row in _ROWS.items() if isinstance(row, Taken) and row.method is not None
-) | {
-    _ENABLED,
-    _PROVIDERS,
-    _PARAMETERS,
-    _PROXIES,
-}
+) | {_ENABLED, _PROVIDERS, _PARAMETERS, _PROXIES}
 
 # What turns nothing on.
 _OFF: Final = frozenset({"", "false"})

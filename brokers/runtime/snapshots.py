@@ -23,7 +23,7 @@ from equipoise.channel.core.errors import (
     SnapshotDamaged,
     without_password,
 )
-from equipoise.channel.core.log import DESCENDS, Log
+from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.snapshot_store import Progress, unwatched
@@ -60,9 +60,8 @@ def _lost_log(directory: DataDirectory, log: str, *, found: str) -> OperatorErro
         f"the log {log} does not go on from offset {mark.offset}, which the data directory"
         f" {directory.path} notes as read: {found}. Tokens up to there are in use, and would be"
         " issued again. Stop all brokers of the log, and put its newest copy back, or correct the"
-        " URL. If no copy is newer, export the one that is left and import it into a new log"
-        " (equipoise channel export, import). To begin anew, with token 1, delete the data"
-        " directories of all brokers"
+        " URL. If no copy is newer, copy the one that is left to a new log (equipoise channel copy"
+        " --leave-open). To begin anew, with token 1, delete the data directories of all brokers"
     )
 
 
@@ -88,9 +87,7 @@ class Snapshots:
         it.
         """
         mark = self._directory.mark
-        continues = mark is not None and f"{self._log}{DESCENDS}".startswith(
-            f"{mark.log}{DESCENDS}"
-        )
+        continues = mark is not None and self._log == mark.log
         if mark is not None and continues:
             self._check_reaches(log, mark)
         reader = restored(log, cluster=self._cluster, own=self._load(), progress=progress)

@@ -241,7 +241,7 @@ class LogClosed(OperatorError):
             f"the log {log} was closed at offset {offset}, when its channel was copied to another"
             " log: brokers cannot use it any more; use the copy, or complete an incomplete copy:"
             " equipoise channel copy --again (its history can still be read: equipoise channel"
-            " tail, why, at, diff, export)"
+            " tail, why, at, diff)"
         )
 
 
@@ -353,8 +353,8 @@ class ChannelIncomplete(OperatorError):
         until = "on" if last is None else f"to {last}"
         super().__init__(
             f"the log {log} {lost} from offset {first} {until}, and {compacted_snapshot}; stop all"
-            " its brokers, and restore the log with its snapshot from one backup, or import an"
-            " export into a new log (equipoise channel import)"
+            " its brokers, and restore the log with its snapshot from one backup, or copy what is"
+            " left to a new log (equipoise channel copy --leave-open)"
         )
 
 

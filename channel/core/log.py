@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol
 
 from equipoise.channel.core.errors import CallerError, LogTruncated, LogWentBack
 from equipoise.channel.core.snapshot_store import SnapshotStore
@@ -36,10 +36,6 @@ READ_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 CLOCK_AHEAD_MS_MAX: Final = 600_000
 """How far the log's time may be ahead of a clock: ten minutes. Maintained clocks differ less, so
 beyond that one is wrong."""
-
-
-DESCENDS: Final = "."
-"""Stands in the identity of an imported log between that of the original and its own."""
 
 
 class Entry(NamedTuple):
@@ -195,21 +191,6 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Release everything. Afterwards only `wake` and `close` may be called, and do nothing."""
-        ...
-
-
-@runtime_checkable
-class Skipping(Log, Protocol):
-    """A log that can leave out offsets, so that a copy keeps the offsets of the original."""
-
-    def skip(self, below: int, *, timeout_ms: int) -> None:
-        """Issue no offsets below `below` from now on. Raises what `append` raises."""
-        ...
-
-    def descend(self, original: str, *, timeout_ms: int) -> None:
-        """Let `identity` say that this log goes on from the log with the identity `original`.
-        Raises what `append` raises.
-        """
         ...
 
 

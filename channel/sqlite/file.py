@@ -72,7 +72,7 @@ def _refuse_hard_links(path: Path, *, log: str) -> None:
                 f"the log {log} cannot be opened: {file} has {status.st_nlink} names (hard links),"
                 " and two brokers that open it by different names would corrupt it; delete the"
                 f" other names (find / -xdev -samefile {file}), and make backups with `equipoise"
-                " channel export`, not by hard links"
+                " channel copy --leave-open`, not by hard links"
             )
 
 

@@ -33,7 +33,6 @@ from zlib import crc32
 
 from equipoise.channel.core.errors import LogDamaged, invalid_log_url
 from equipoise.channel.core.log import (
-    DESCENDS,
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
     Entry,
@@ -280,20 +279,6 @@ class SqliteLog:
         first = "SELECT offset FROM entries WHERE offset < ? ORDER BY offset LIMIT ?"
         query = f"DELETE FROM entries WHERE offset IN ({first})"  # noqa: S608 - no input in it
         return self._storage.connection.execute(query, (below, TRUNCATE_STEP_ENTRIES)).rowcount
-
-    def skip(self, below: int, *, timeout_ms: int) -> None:
-        """See `Skipping.skip`."""
-        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
-            self._storage.connection.execute(
-                "UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),)
-            )
-
-    def descend(self, original: str, *, timeout_ms: int) -> None:
-        """See `Skipping.descend`."""
-        identity = f"{original}{DESCENDS}{self.identity}"
-        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
-            self._storage.connection.execute("UPDATE log SET identity = ?", (identity,))
-        self.identity = identity
 
     def check_storage(self) -> None:
         """Let SQLite check all its pages: with a damaged page, a read may silently omit entries.

@@ -1,7 +1,7 @@
 """Make the files beside a log or in a data directory, each for its owner alone, and find those that
 every user may write.
 
-Files that a user names as output (exports, reports, archives) follow the user's umask instead.
+Files that a user names as output (reports, archives) follow the user's umask instead.
 """
 
 from __future__ import annotations

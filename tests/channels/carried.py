@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from equipoise.channel.core.errors import LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import earliest
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.channel.system.deadline import Deadline
 
 TIMEOUT_MS = 5_000
@@ -43,3 +48,40 @@ def cut_off(log: Log, *, horizon: int, below: int) -> View:
     )
     log.truncate(below, timeout_ms=TIMEOUT_MS)
     return reader.view
+
+
+def digest_at_end(log: Log, reader: Reader) -> str:
+    """The digest to which a reader of a log comes, at its end or where it was closed."""
+    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
+        for entry in entries:
+            try:
+                reader.feed(entry)
+            except LogClosed:
+                return f"0x{reader.view.digest():016x}"
+    return f"0x{reader.view.digest():016x}"
+
+
+def outcome_of(log: Log) -> dict[str, object]:
+    """What all that is left of a log comes to: the number of its entries, the verdicts, and the
+    digest at its end.
+    """
+    reader, verdicts = earliest(log), Counter[str]()
+    entries = entries_of(log)
+    for entry in entries:
+        if entry.offset >= reader.position:
+            try:
+                verdicts[reader.feed(entry).verdict.reason or "accepted"] += 1
+            except LogClosed:
+                verdicts["closed"] += 1
+                break
+    return {
+        "entries": len(entries),
+        "verdicts": dict(sorted(verdicts.items())),
+        "digest": f"0x{reader.view.digest():016x}",
+    }
+
+
+def leave_out(log: SqliteLog, below: int) -> None:
+    """Let a log issue no offsets below `below` from now on."""
+    connection = log._storage.connection  # noqa: SLF001 - a log leaves out none on demand
+    connection.execute("UPDATE log SET end_offset = max(end_offset, ?)", (below - 1,))

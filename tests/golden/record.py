@@ -2,13 +2,14 @@
 over one that is there.
 
 A channel is recorded as simulated brokers wrote it, with crashes, races, splits and merges, and as
-it is then compacted, closed and copied. Of each there are the SQLite file (`NAME.db.gz`) and its
-export (`NAME.export.gz`), which has the verdict on each record and the digest at its end.
+it is then compacted, closed and copied. Of each there is the SQLite file (`NAME.db.gz`), and in
+`recorded.json` what it comes to.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -24,9 +25,8 @@ from equipoise.channel.core.view import View
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import copy
-from equipoise.compaction.exporting import exported
 from equipoise.compaction.retention import Retention
-from tests.channels.carried import TIMEOUT_MS, cut_off
+from tests.channels.carried import TIMEOUT_MS, cut_off, leave_out, outcome_of
 from tests.channels.compacting import compacted, restored_to_end
 from tests.channels.folding import joined
 from tests.simulation.clock import MICROSECONDS_PER_SECOND
@@ -68,19 +68,20 @@ def played() -> list[Entry]:
 def write(log: SqliteLog, entries: list[Entry]) -> None:
     """Append entries at the offsets that they have."""
     for entry in entries:
-        log.skip(entry.offset, timeout_ms=TIMEOUT_MS)
+        leave_out(log, entry.offset)
         log.append([entry.data], timeout_ms=TIMEOUT_MS)
 
 
 def keep(name: str, path: Path) -> None:
-    """Put a log that nobody has open into the folder, as a file and as an export."""
+    """Put a log that nobody has open into the folder, and note what it comes to."""
     log = SqliteLog(str(path), name=f"sqlite:{name}.db", create=False)
-    export = b"".join(exported(log))
+    outcome = outcome_of(log)
     log.close()
-    for suffix, data in (("export", export), ("db", path.read_bytes())):
-        target = FOLDER / f"{name}.{suffix}.gz"
-        if not target.exists():
-            target.write_bytes(gzip.compress(data, mtime=0))
+    target, notes = FOLDER / f"{name}.db.gz", FOLDER / "recorded.json"
+    if not target.exists():
+        target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        outcomes = json.loads(notes.read_text()) | {name: outcome}
+        notes.write_text(json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
 
 
 def go_on(log: SqliteLog, view: View) -> None:

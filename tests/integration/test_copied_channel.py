@@ -19,7 +19,7 @@ from equipoise.brokers.operations.access import opened, until
 from equipoise.channel.core import propose
 from equipoise.channel.core.view import View
 from equipoise.channel.system.free_ports import free_row
-from equipoise.compaction.importing import AHEAD
+from equipoise.compaction.copying import AHEAD
 from tests.kafka.fixtures import Kafka
 from tests.repeats import times
 from tests.unit.cli.fabricated import owned_channel, run, write
@@ -159,13 +159,14 @@ def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     )
     port = free_row(2)
     before = worked_on(tmp_path, lost, port)
-    assert 0 == run("channel", "export", str(tmp_path / "backup.zst"), log=lost).exit_code
-    result = run("channel", "import", str(tmp_path / "backup.zst"), restored, "--json")
-    assert ("", 0, False) == (result.stderr, result.exit_code, json.loads(result.stdout)["same"])
+    backup = f"sqlite:{tmp_path}/backup.db"
+    assert 0 == run("channel", "copy", lost, backup, "--leave-open").exit_code
+    result = run("channel", "copy", backup, restored, "--leave-open")
+    assert ("", 0) == (result.stderr, result.exit_code)
     after = worked_on(tmp_path, restored, port)
     assert set(before) == set(after)
     assert AHEAD < min(after.values())
-    again = run("channel", "import", str(tmp_path / "backup.zst"), restored)
+    again = run("channel", "copy", backup, restored, "--leave-open")
     assert (2, True) == (again.exit_code, "it has records already" in again.stderr)
 
 

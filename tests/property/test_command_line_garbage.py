@@ -280,7 +280,7 @@ def test_any_bytes_on_a_log_are_shown_as_printable_text(
     channel.genesis()
     channel.put_bytes(data)
     url = write(channel.entries, tmp_path_factory.mktemp("record"))
-    for command in (["tail"], ["show", "2"], ["at", "2"], ["verify"], ["export"]):
+    for command in (["tail"], ["show", "2"], ["at", "2"], ["verify"]):
         result = run("channel", *command, log=url)
         assert isinstance(result.exception, SystemExit | None), result.exception
         assert result.stdout.replace("\n", "").isprintable()

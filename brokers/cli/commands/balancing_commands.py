@@ -37,20 +37,9 @@ from equipoise.brokers.balancing.settings.settings_records import (
 from equipoise.brokers.cli import broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import duration, end_ms, time_of
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    JsonOption,
-    LogOption,
-    ReasonOption,
-    TimeoutOption,
-    carry_out,
-    reading,
-    unread,
-    writing,
-)
+from equipoise.brokers.cli.options import Admin, Channel, ReasonOption
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import FOR_PEOPLE, Output, Row, print_json, print_line
 from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.access import Access, folded_to_end
@@ -72,37 +61,25 @@ _HISTORY_COLUMNS: Final = ("offset", "time", "by", "setting", "before", "after")
 
 
 @app.command()
-def on(
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def on(*, admin: Admin) -> None:
     """Turn balancing on, and show what stays off."""
-    _change(log, admin, timeout, {_ENABLED: True}, as_json=as_json)
+    _change(admin, {_ENABLED: True})
 
 
 @app.command()
-def off(
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def off(*, admin: Admin) -> None:
     """Turn balancing off.
 
     The balancer then starts no moves, splits or merges. Running ones end, and bundles without an
     owner are still placed.
     """
-    _change(log, admin, timeout, {_ENABLED: False}, as_json=as_json)
+    _change(admin, {_ENABLED: False})
 
 
 @app.command()
 def pause(
     *,
-    log: LogOption,
+    admin: Admin,
     reason: ReasonOption,
     duration_ms: Annotated[
         int,
@@ -114,9 +91,6 @@ def pause(
             show_default=False,
         ),
     ],
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Pause balancing for a while.
 
@@ -124,25 +98,13 @@ def pause(
     owner are still placed, and maintenance still empties brokers. Pause again to change the end or
     the reason.
     """
-    carry_out(
-        lambda port: pause_balancing(port, reason=reason, until_ms=end_ms(duration_ms)),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(pause_balancing, reason=reason, until_ms=end_ms(duration_ms))
 
 
 @app.command()
-def resume(
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def resume(*, admin: Admin) -> None:
     """End a pause of balancing before its time."""
-    carry_out(resume_balancing, log, admin, timeout, as_json=as_json)
+    admin.carry_out(resume_balancing)
 
 
 @app.command("set")
@@ -156,16 +118,13 @@ def set_settings(
         ),
     ],
     *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    admin: Admin,
 ) -> None:
     """Set settings on the channel, for all brokers at once and at run time.
 
     Sets all of them, or none. Write `none` for no limit, and separate namespaces with commas.
     """
-    _change(log, admin, timeout, dict(pairs("balancing set", changes)), as_json=as_json)
+    _change(admin, dict(pairs("balancing set", changes)))
 
 
 @app.command()
@@ -177,20 +136,17 @@ def unset(
         ),
     ],
     *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    admin: Admin,
 ) -> None:
     """Remove settings from the channel. Each broker then uses its own, or the default."""
-    _change(log, admin, timeout, dict.fromkeys(names), as_json=as_json)
+    _change(admin, dict.fromkeys(names))
 
 
-def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_json: bool) -> None:
-    with writing(log, admin, timeout) as access:
+def _change(admin: Admin, changes: Changes) -> None:
+    with admin.acting() as access:
         change = run(change_settings(ChannelPort(access), changes))
         off, controls = _still_off(access.view) if changes.get(_ENABLED) else ((), ())
-    if as_json:
+    if admin.as_json:
         still = (
             {"still_off": list(off), "controls": [asdict(control) for control in controls]}
             if changes.get(_ENABLED)
@@ -229,7 +185,7 @@ def _still_off(view: View) -> tuple[Sequence[str], Sequence[Control]]:
 @app.command()
 def show(
     *,
-    log: LogOption,
+    channel: Channel,
     everything: Annotated[
         bool,
         typer.Option(
@@ -240,15 +196,13 @@ def show(
             ),
         ),
     ] = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the settings on the channel.
 
     For all other settings a broker uses those that it was started with, or the default.
     """
     latest: dict[str, SettingsChange] = {}
-    with unread(log, timeout) if everything else reading(log, timeout) as access:
+    with channel.unread() if everything else channel.reading() as access:
         for _, change in _history(access) if everything else ():
             latest |= {one.setting: change for one in change.made}
         view = access.view
@@ -273,7 +227,7 @@ def show(
     problems = problems_in(view, DEFAULTS)
     controls = standing_controls(view, time.time_ns() // 1_000_000)
     last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
-    if as_json:
+    if channel.as_json:
         print_json(
             {
                 "settings": rows,
@@ -291,7 +245,7 @@ def show(
             "the channel has no settings: each broker uses those that it was started with, or the"
             " defaults"
         )
-        print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
+        FOR_PEOPLE.print_rows(rows, columns=("setting", "value", "default"), nothing=nothing)
     for control in controls:
         print_line(control_line(control))
     for problem in problems:
@@ -303,13 +257,11 @@ def show(
 
 
 @app.command()
-def history(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def history(*, channel: Channel) -> None:
     """Show all changes of settings, with their author and the previous value, as far back as the
     log goes.
     """
-    with unread(log, timeout) as access:
+    with channel.unread() as access:
         beginning, began_with = access.view.offset, document_of(access.view)
         changes = tuple(_history(access))
     rows: list[Row] = [
@@ -320,9 +272,7 @@ def history(
     if began_with:
         before = {"offset": beginning, "time": "", "by": changed_by(began_with)}
         rows = [{**before, **_row(one)} for one in differences({}, began_with)] + rows
-    print_rows(
-        rows, columns=_HISTORY_COLUMNS, as_json=as_json, nothing="no setting was ever changed"
-    )
+    channel.print_rows(rows, columns=_HISTORY_COLUMNS, nothing="no setting was ever changed")
 
 
 @app.command()
@@ -338,7 +288,7 @@ def read(
         ),
     ],
     *,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Show which settings a broker would read from a broker.conf. Starts nothing.
 
@@ -346,7 +296,7 @@ def read(
     understood.
     """
     conf = broker_conf.read_broker_conf(file)
-    if as_json:
+    if results.as_json:
         print_json(broker_conf.document_of(conf))
     else:
         broker_conf.print_entries(conf)

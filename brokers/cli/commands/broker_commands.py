@@ -14,26 +14,20 @@ from equipoise.brokers.balancing.controls import maintenance_documents, maintena
 from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
-    TIMEOUT_S,
-    AsOption,
+    Admin,
+    Channel,
     ForOption,
-    JsonOption,
-    LogOption,
     ReasonOption,
-    TimeoutOption,
+    Timed,
     WaitOption,
-    carry_out,
     directory,
-    reading,
-    writing,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import Row
 from equipoise.brokers.cli.rows import BROKER_COLUMNS, MAINTENANCE_COLUMNS, broker_row, control_rows
 from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
-from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.on_channel import declare_dead as declare_dead_by_directory
 from equipoise.brokers.runtime.service import http_address, own_http
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
@@ -70,18 +64,16 @@ def list_brokers(
         ),
     ] = None,
     *,
-    log: LogOption,
+    channel: Channel,
     everyone: Annotated[
         bool, typer.Option("--all", help="Include brokers that have left or are down.")
     ] = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """List the live brokers.
 
     The list comes from the channel: a broker that has just died is listed until its lease ends.
     """
-    with reading(log, timeout, cluster=cluster) as access:
+    with channel.reading(cluster=cluster) as access:
         brokers = [access.view.brokers[name] for name in sorted(access.view.brokers)]
         maintenances = maintenances_in(access.view)
         rows = [
@@ -89,30 +81,22 @@ def list_brokers(
             for broker in brokers
             if everyone or broker.live
         ]
-    print_rows(
-        rows,
-        columns=BROKER_COLUMNS,
-        sometimes=("maintenance",),
-        as_json=as_json,
-        nothing="no broker is alive",
+    channel.print_rows(
+        rows, columns=BROKER_COLUMNS, sometimes=("maintenance",), nothing="no broker is alive"
     )
 
 
 @app.command("leader-broker")
-def leader_broker(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def leader_broker(*, channel: Channel) -> None:
     """Show the leader.
 
     The leader is the oldest live broker that does not drain. Exit code 3: no broker is alive.
     """
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         leader = access.view.leader()
     if leader is None:
-        print_fact(
-            "no broker is alive, so none leads",
-            {"brokerId": None, "serviceUrl": None},
-            as_json=as_json,
+        channel.print_fact(
+            "no broker is alive, so none leads", {"brokerId": None, "serviceUrl": None}
         )
         raise typer.Exit(ExitCode.UNAVAILABLE)
     address = http_address(leader.joined.addresses)
@@ -121,7 +105,7 @@ def leader_broker(
         f" {leader.incarnation}"
     )
     # Pulsar's field names.
-    print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)
+    channel.print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address})
 
 
 @app.command()
@@ -145,8 +129,7 @@ def status(
             show_default=False,
         ),
     ] = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    options: Timed,
 ) -> None:
     """Show the status of brokers.
 
@@ -158,19 +141,15 @@ def status(
         raise typer.BadParameter(
             f"name the brokers with --url, or their log with --log or {LOG_VARIABLE}"
         )
-    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    deadline = options.deadline()
     brokers = [(address, address.rstrip("/")) for address in url or ()]
     if not brokers and log is not None:
-        with reading(log, timeout) as access:
+        with Channel(log=log, timeout=options.timeout).reading() as access:
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
         brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
     rows = _statuses(brokers, deadline)
-    print_rows(
-        rows,
-        columns=_STATUS_COLUMNS,
-        sometimes=("maintenance",),
-        as_json=as_json,
-        nothing="no broker is alive",
+    options.print_rows(
+        rows, columns=_STATUS_COLUMNS, sometimes=("maintenance",), nothing="no broker is alive"
     )
     if not all(map(_is_well, rows)):
         raise typer.Exit(ExitCode.UNAVAILABLE)
@@ -180,105 +159,72 @@ def status(
 def drain(
     broker: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
     *,
-    log: LogOption,
+    channel: Channel,
     wait: WaitOption = True,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Move all bundles of a broker away.
 
     The broker takes no new bundles from then on. Its process continues to run; stop it, or undrain
     it to take bundles again.
     """
-    with reading(log, timeout) as access:
-        answer = run(verbs.drain(ChannelPort(access), broker, wait=wait))
-    print_fact(answer.sentence, answer.document, as_json=as_json)
+    channel.carry_out(verbs.drain, broker, wait=wait)
 
 
 @app.command()
 def undrain(
     broker: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
     *,
-    log: LogOption,
+    channel: Channel,
     wait: WaitOption = True,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Let a drained broker take bundles again, without a restart.
 
     It gives its last bundles away first, and joins again as a new incarnation.
     """
-    with reading(log, timeout) as access:
-        answer = run(verbs.undrain(ChannelPort(access), broker, wait=wait))
-    print_fact(answer.sentence, answer.document, as_json=as_json)
+    channel.carry_out(verbs.undrain, broker, wait=wait)
 
 
 @maintenance.command("start")
 def start_maintenance(
     subject: SubjectArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     reason: ReasonOption,
     duration_ms: ForOption = None,
     of_domain: DomainOption = False,
     wait: WaitOption = True,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Have a broker take no bundles, and move its bundles away.
 
     This lasts until its end, also over restarts of the broker. Works while balancing is off. Start
     it again to change reason or end.
     """
-    carry_out(
-        lambda port: verbs.start_maintenance(
-            port,
-            subject,
-            reason=reason,
-            until_ms=end_ms(duration_ms),
-            of_domain=of_domain,
-            wait=wait,
-        ),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
+    admin.carry_out(
+        verbs.start_maintenance,
+        subject,
+        reason=reason,
+        until_ms=end_ms(duration_ms),
+        of_domain=of_domain,
+        wait=wait,
     )
 
 
 @maintenance.command("end")
 def end_maintenance(
-    subject: SubjectArgument,
-    *,
-    log: LogOption,
-    of_domain: DomainOption = False,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    subject: SubjectArgument, *, admin: Admin, of_domain: DomainOption = False
 ) -> None:
     """Let a broker take bundles again. The balancer then moves a share to it."""
-    carry_out(
-        lambda port: verbs.end_maintenance(port, subject, of_domain=of_domain),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.end_maintenance, subject, of_domain=of_domain)
 
 
 @maintenance.command("list")
-def list_maintenance(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def list_maintenance(*, channel: Channel) -> None:
     """List what is in maintenance, why and until when, and how many bundles its brokers still
     have.
     """
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         rows = control_rows(maintenance_documents(access.view))
-    print_rows(
-        rows, columns=MAINTENANCE_COLUMNS, as_json=as_json, nothing="nothing is in maintenance"
-    )
+    channel.print_rows(rows, columns=MAINTENANCE_COLUMNS, nothing="nothing is in maintenance")
 
 
 @app.command()
@@ -290,10 +236,7 @@ def declare_dead(
             "--data", metavar="DIR", parser=directory, help="Data directory of the dead broker."
         ),
     ],
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    admin: Admin,
 ) -> None:
     """Declare a dead broker dead at once.
 
@@ -301,18 +244,15 @@ def declare_dead(
     the process has ended; if it still runs, the command fails and prints the process id. Meant for
     a service manager's stop hook: after a graceful stop it does nothing and succeeds.
     """
-    with writing(log, admin, timeout) as access:
+    with admin.acting() as access:
         death_declarations = declare_dead_by_directory(access, data)
-    if as_json:
-        print_json([asdict(dead) for dead in death_declarations])
-        return
-    for dead in death_declarations:
-        print_line(
-            f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held"
-            f" {counted(dead.bundles, 'bundle')}"
-        )
-    if not death_declarations:
-        print_line(f"no broker to declare dead: no live broker has an instance id of {data}")
+    lines = [
+        f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held"
+        f" {counted(dead.bundles, 'bundle')}"
+        for dead in death_declarations
+    ]
+    nobody = f"no broker to declare dead: no live broker has an instance id of {data}"
+    admin.print_lines([asdict(dead) for dead in death_declarations], lines or [nobody])
 
 
 def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:

@@ -8,17 +8,9 @@ import typer
 
 from equipoise.brokers.balancing.controls import quarantine_documents, why_frozen
 from equipoise.brokers.balancing.quarantine import why_quarantined
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    carry_out,
-    reading,
-)
+from equipoise.brokers.cli.options import Admin, Channel
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, print_document, print_fact, print_rows
+from equipoise.brokers.cli.output import Row
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, control_rows
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.runtime.service import http_address
@@ -47,42 +39,33 @@ def list_bundles(
         ),
     ] = None,
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    channel: Channel,
 ) -> None:
     """List bundles in order of the hash space."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         names = (
             sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
         )
         rows = [
             _row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)
         ]
-    print_rows(
+    channel.print_rows(
         rows,
         columns=BUNDLE_COLUMNS,
         sometimes=("frozen", "quarantine"),
-        as_json=as_json,
         nothing="there is no bundle",
     )
 
 
 @app.command()
-def show(
-    bundle: BundleArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def show(bundle: BundleArgument, *, channel: Channel) -> None:
     """Show the state of one bundle.
 
     `equipoise channel why` shows its history.
     """
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         document = _row(access.view, access.bundle(bundle))
-    print_document(document, as_json=as_json)
+    channel.print_document(document)
 
 
 def _row(view: View, bundle: BundleEntry) -> Row:
@@ -101,9 +84,7 @@ def owner(
         ),
     ],
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    channel: Channel,
 ) -> None:
     """Show which broker serves a key.
 
@@ -111,7 +92,7 @@ def owner(
     broker serves it now.
     """
     point = key_hash(key)
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         bundle = access.view.bundle_at(access.namespace(namespace), point)
         assert bundle is not None, "the bundles of a namespace cover every point"
         server = None if bundle.server is None else access.view.live[bundle.server]
@@ -133,50 +114,32 @@ def owner(
             f"{server.broker} at {http_address(server.joined.addresses) or 'no HTTP address'}, in"
             f" {bundle.name} with token {bundle.token}"
         )
-    print_fact(sentence, document, as_json=as_json)
+    channel.print_fact(sentence, document)
     if server is None:
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
 
 @app.command()
-def cancel(
-    bundle: BundleArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def cancel(bundle: BundleArgument, *, admin: Admin) -> None:
     """Cancel a transfer or a split that is not complete.
 
     The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it
     is running, or if its owner is already releasing it. Pulsar has no such command.
     """
-    carry_out(lambda port: moves.cancel(port, bundle), log, admin, timeout, as_json=as_json)
+    admin.carry_out(moves.cancel, bundle)
 
 
 @quarantine.command("list")
-def list_quarantine(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def list_quarantine(*, channel: Channel) -> None:
     """List the bundles that nobody may serve, why, and the offsets of the records that show it."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         rows = control_rows(quarantine_documents(access.view))
-    print_rows(
-        rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine"
-    )
+    channel.print_rows(rows, columns=QUARANTINE_COLUMNS, nothing="no bundle is in quarantine")
 
 
 @quarantine.command()
-def release(
-    bundle: BundleArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def release(bundle: BundleArgument, *, admin: Admin) -> None:
     """Let brokers serve a bundle again. The leader assigns it at once, and its counts start at
     0.
     """
-    carry_out(lambda port: verbs.release_bundle(port, bundle), log, admin, timeout, as_json=as_json)
+    admin.carry_out(verbs.release_bundle, bundle)

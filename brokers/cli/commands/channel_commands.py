@@ -1,6 +1,6 @@
 """Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-`time_travel`, `copy_commands` and `compact_command` add further commands to this group.
+`time_travel` and `log_commands` add further commands to this group.
 `channel.inspect.story` describes records.
 """
 
@@ -16,28 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.named import no_bundle
-from equipoise.brokers.cli.commands.compact_command import compact
-from equipoise.brokers.cli.commands.copy_commands import copy, export, import_export
+from equipoise.brokers.cli.commands.log_commands import acls, compact, copy
 from equipoise.brokers.cli.commands.time_travel import at, diff
 from equipoise.brokers.cli.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.moments import TimeCommand, time_of
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    handle,
-    unread,
-)
+from equipoise.brokers.cli.options import Channel
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
-from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import FOR_PEOPLE, print_json, print_line
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
-from equipoise.channel.core.errors import LogClosed, PeerError, invalid_log_url, missing_extra
+from equipoise.channel.core.errors import LogClosed, PeerError
 from equipoise.channel.core.ranges import (
     HASH_MAX,
     BundleName,
@@ -58,11 +50,6 @@ from equipoise.channel.inspect.story import (
     standing,
     story_of,
 )
-from equipoise.channel.kafka.answers import KafkaFailed
-from equipoise.channel.kafka.rights import Right, Role, rights_of
-from equipoise.channel.kafka.settings import KafkaAddress, address_of
-from equipoise.channel.log.open_log import kafka_settings
-from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
 
 if TYPE_CHECKING:
@@ -90,7 +77,7 @@ _BEGINNING: Final = ", where the fold began"
 @app.command()
 def tail(
     *,
-    log: LogOption,
+    channel: Channel,
     follows: Annotated[
         bool,
         typer.Option(
@@ -117,8 +104,6 @@ def tail(
     renewals: Annotated[
         bool, typer.Option("--renewals", help="Include accepted renewals.")
     ] = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the newest records: offset, time, action, key, details, author.
 
@@ -127,10 +112,10 @@ def tail(
     """
     if follows:
         hear_interrupts()
-    with unread(log, timeout) as access:
+    with channel.unread() as access:
         if start is not None and access.view.offset >= start:
             raise gone(access, f"offset {start}")
-        names, page = Names(access.view, short=not as_json), _Page(as_json=as_json)
+        names, page = Names(access.view, short=not channel.as_json), _Page(as_json=channel.as_json)
 
         def described(records: Iterable[Folded | None]) -> Iterator[tuple[Folded, list[str]]]:
             for folded in records:
@@ -143,8 +128,8 @@ def tail(
 
         def resynced(resync: Resync) -> None:
             nonlocal names
-            names = Names(access.view, short=not as_json)
-            _show_resync(resync, as_json=as_json)
+            names = Names(access.view, short=not channel.as_json)
+            _show_resync(resync, as_json=channel.as_json)
 
         there = described(folded_to_end(access))
         for folded, text in deque(there, maxlen=lines) if start is None else there:
@@ -153,22 +138,18 @@ def tail(
         if start and start > access.view.offset + follows:
             raise unknown_offset(access, start)
         news = follow(
-            access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced
+            access,
+            outage=lambda error: print_error(error, as_json=channel.as_json),
+            resynced=resynced,
         )
         for folded, text in described(news) if follows else ():
             page.show(folded, text)
 
 
 @app.command()
-def show(
-    offset: OffsetArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def show(offset: OffsetArgument, *, channel: Channel) -> None:
     """Show one record, its verdict, and what it changed."""
-    with unread(log, timeout) as access:
+    with channel.unread() as access:
         if access.view.offset >= offset:
             raise gone(access, f"offset {offset}")
         names = Names(access.view)
@@ -181,13 +162,13 @@ def show(
         if folded.offset != offset:
             raise unknown_offset(access, offset)
         text, changes = describe(folded, access.view, names), _changes(folded, names)
-    if as_json:
+    if channel.as_json:
         print_json(as_document(folded, [*text, *changes]))
         return
     _Page(as_json=False, times=False).show(folded, text)
     fields = as_document(folded, ())["record"]
     if isinstance(fields, dict):
-        print_document(_readable(fields, names) | {"time": time_of(folded)}, as_json=False)
+        FOR_PEOPLE.print_document(_readable(fields, names) | {"time": time_of(folded)})
     for change in changes[:CHANGES_SHOWN_MAX]:
         print_line(change)
 
@@ -207,9 +188,7 @@ def why(
         typer.Argument(metavar="KEY", help="A key of the namespace.", show_default=False),
     ] = None,
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    channel: Channel,
 ) -> None:
     """Show the full history of a bundle, or of the bundles that held a key or a topic.
 
@@ -219,9 +198,9 @@ def why(
     predicted and as it was measured.
     """
     name = _about(what, key)
-    with unread(log, timeout) as access:
-        names, page = Names(access.view, short=not as_json), _Page(as_json=as_json)
-        has_story = _print_beginning(name, access.view, names, as_json=as_json)
+    with channel.unread() as access:
+        names, page = Names(access.view, short=not channel.as_json), _Page(as_json=channel.as_json)
+        has_story = _print_beginning(name, access.view, names, as_json=channel.as_json)
         with suppress(LogClosed):
             for folded, text in story_of(name, access.reader, names, entries(access)):
                 has_story = True
@@ -238,8 +217,8 @@ def why(
             for each in access.view.bundles_of(name.namespace)
             if max(each.low, name.low) < min(each.high, name.high)
         ]
-    outcome = _outcome_of(log, bundles)
-    if as_json:
+    outcome = _outcome_of(channel.log, bundles)
+    if channel.as_json:
         print_json({"ending": ending, "outcome": outcome})
         return
     for line in ending:
@@ -268,13 +247,11 @@ def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
 @app.command("verify")
 def verify_channel(
     *,
-    log: LogOption,
+    channel: Channel,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False),
     ] = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Fold the log again and verify everything.
 
@@ -283,10 +260,10 @@ def verify_channel(
     """
     from equipoise.channel.inspect.verify import verify
 
-    check = partial(Deadline.after(timeout_ms=timeout * 1_000).check, f"the audit of {log}")
-    with handle(log) as audited, progress("verifying", unit="offsets") as watch:
+    check = partial(channel.deadline().check, f"the audit of {channel.log}")
+    with channel.handle() as audited, progress("verifying", unit="offsets") as watch:
         findings = verify(audited, cluster=cluster, check=check, progress=watch)
-    if as_json:
+    if channel.as_json:
         print_json({**asdict(findings), "in_order": findings.in_order})
     else:
         _print_findings(findings)
@@ -294,79 +271,8 @@ def verify_channel(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def acls(
-    role: Annotated[
-        Role,
-        typer.Argument(
-            metavar="ROLE",
-            help="broker, operator, reader, audit or load-worker.",
-            show_default=False,
-        ),
-    ],
-    principal: Annotated[
-        str,
-        typer.Argument(
-            metavar="User:NAME", help="Kafka's user that gets the rights.", show_default=False
-        ),
-    ],
-    *,
-    log: LogOption,
-    apply: Annotated[
-        bool,
-        typer.Option(
-            "--apply", help="Grant the rights, as a user of Kafka with Alter on the cluster."
-        ),
-    ] = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the rights that a program needs on Kafka, and with --apply grant them.
-
-    Each row is one access control entry for each of its operations: allow, from any host, for the
-    resource with exactly this name. Other rights of the user are not touched.
-    """
-    if not log.startswith("kafka:"):
-        problem = (
-            "only a log on Kafka has access control entries; the files of any other log have modes"
-        )
-        raise invalid_log_url(url=log, problem=problem)
-    if not principal.removeprefix("User:") or not principal.startswith("User:"):
-        raise typer.BadParameter(f"{principal!r} is not a user of Kafka; write User:NAME")
-    address = address_of(log)
-    rights = rights_of(role, address.topic)
-    if apply:
-        _grant(address, rights, principal, log=log, timeout_ms=timeout * 1_000)
-    rows = [
-        {"resource": right.resource.value, "name": right.name, "operations": list(right.operations)}
-        for right in rights
-    ]
-    print_rows(
-        rows, columns=("resource", "name", "operations"), as_json=as_json, nothing="no rights"
-    )
-
-
-def _grant(
-    address: KafkaAddress, rights: list[Right], principal: str, *, log: str, timeout_ms: int
-) -> None:
-    try:
-        from equipoise.channel.kafka.client import Clients
-    except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
-            raise
-        raise missing_extra(what=f"to grant rights on {log}", extra="kafka") from error
-    try:
-        with Clients(
-            servers=address.servers, settings=kafka_settings()
-        ).administrator() as administrator:
-            administrator.grant(rights, principal=principal, timeout_ms=timeout_ms)
-    except KafkaFailed as failed:
-        raise failed.as_error(log=log, in_doubt=True) from failed
-
-
 app.command("at", cls=TimeCommand)(at)
 app.command("diff", cls=TimeCommand)(diff)
-app.command("export")(export)
-app.command("import")(import_export)
 app.command("copy")(copy)
 app.command("compact")(compact)
 app.command("acls")(acls)

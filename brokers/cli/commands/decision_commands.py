@@ -10,9 +10,9 @@ import typer
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.cli.moments import ago, local_time
-from equipoise.brokers.cli.options import JsonOption, LogOption, handle
+from equipoise.brokers.cli.options import LogOption, handle
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import print_json, print_line, print_wrapped
+from equipoise.brokers.cli.output import Output, print_json, print_line, print_wrapped
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.decision_log.documents import document_of
 from equipoise.brokers.errors import counted
@@ -35,7 +35,7 @@ def decisions(
             "--limit", metavar="N", min=1, max=LIMIT_MAX, help="Number of decisions to show."
         ),
     ] = LIMIT,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Show what the balancer decided, and why.
 
@@ -45,7 +45,7 @@ def decisions(
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
         found = open_decision_log(log).newest(limit)
-    if as_json:
+    if results.as_json:
         print_json([document_of(decision) for decision in found])
         return
     if not found:

@@ -12,7 +12,7 @@ import typer
 
 from equipoise.brokers.cli import kafka_options
 from equipoise.brokers.cli.kafka_options import PrintConfigOption
-from equipoise.brokers.cli.options import LOG_VARIABLE, TIMEOUT_S, TIMEOUT_S_MAX, ErrorsAsJsonOption
+from equipoise.brokers.cli.options import LOG_VARIABLE, TIMEOUT_S, TIMEOUT_S_MAX
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from equipoise.channel.core.errors import invalid_log_url, missing_extra
@@ -44,7 +44,6 @@ def load_worker(
     ] = TIMEOUT_S,
     print_config: PrintConfigOption = False,
     stop_on_eof: StopOnEofOption = False,
-    as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Average the load of a cluster on Kafka.
 
@@ -55,7 +54,6 @@ def load_worker(
     SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load
     worker continues.
     """
-    del as_json  # The load worker always logs JSON.
     from equipoise.brokers.cli.structured_logs import configure
     from equipoise.channel.kafka.settings import address_of
     from equipoise.channel.log.open_log import kafka_settings

@@ -5,7 +5,7 @@ The syntax follows `pulsar-admin`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -22,34 +22,14 @@ from equipoise.brokers.balancing.namespace_policies import (
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
 from equipoise.brokers.cli.moments import end_ms
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    ForOption,
-    JsonOption,
-    LogOption,
-    ReasonOption,
-    TimeoutOption,
-    WaitOption,
-    carry_out,
-    reading,
-    writing,
-)
+from equipoise.brokers.cli.options import Admin, Channel, ForOption, ReasonOption, WaitOption
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import (
-    Row,
-    print_document,
-    print_fact,
-    print_json,
-    print_line,
-    print_rows,
-)
+from equipoise.brokers.cli.output import Row, print_json, print_line
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.asking import topics_in_use
 from equipoise.brokers.operations.checks import check_unused
 from equipoise.brokers.operations.on_channel import ChannelPort, run
-from equipoise.brokers.operations.outcomes import Answer
 from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -97,7 +77,7 @@ BundleOption = Annotated[
 def create(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     bundles: Annotated[
         int | None,
         typer.Option(
@@ -118,9 +98,6 @@ def create(
         ),
     ] = None,
     on_channel_loss: OnChannelLossOption = None,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a namespace.
 
@@ -133,13 +110,7 @@ def create(
     if bundles is not None:
         points = even_boundaries(check_new_bundles(namespace, bundles))
     policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
-    carry_out(
-        lambda port: verbs.create_namespace(port, namespace, points, policies),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.create_namespace, namespace, points, policies)
 
 
 @app.command("list")
@@ -149,24 +120,18 @@ def list_namespaces(
         typer.Argument(metavar="TENANT", help="List only this tenant.", show_default=False),
     ] = None,
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    channel: Channel,
 ) -> None:
     """List namespaces, with the number and state of their bundles."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         names = [
             name
             for name in sorted(access.view.namespaces)
             if tenant is None or name.split("/")[0] == tenant
         ]
         rows = [namespace_row(access.view, name) for name in names]
-    print_rows(
-        rows,
-        columns=NAMESPACE_COLUMNS,
-        sometimes=("frozen",),
-        as_json=as_json,
-        nothing="there is no namespace",
+    channel.print_rows(
+        rows, columns=NAMESPACE_COLUMNS, sometimes=("frozen",), nothing="there is no namespace"
     )
 
 
@@ -174,7 +139,7 @@ def list_namespaces(
 def policies(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     on_channel_loss: OnChannelLossOption = None,
     group_name: Annotated[
         str | None,
@@ -188,9 +153,6 @@ def policies(
     no_group: Annotated[
         bool, typer.Option("--no-anti-affinity-group", help="Remove the namespace from its group.")
     ] = False,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the policies of a namespace, or set one.
 
@@ -210,40 +172,27 @@ def policies(
     if len(changes) > 1 or (no_group and group_name is not None):
         raise typer.BadParameter("set one policy at a time")
     if not changes:
-        with reading(log, timeout) as access:
+        with admin.reading() as access:
             row = namespace_row(access.view, access.namespace(namespace))
-        print_document(
+        admin.print_document(
             {
                 "namespace": namespace,
                 ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS],
                 "policies": row["policies"],
-            },
-            as_json=as_json,
+            }
         )
         return
     ((policy, value),) = changes.items()
-    carry_out(
-        lambda port: verbs.set_namespace_policy(port, namespace, policy, value),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.set_namespace_policy, namespace, policy, value)
 
 
 @app.command("bundles")
-def show_bundles(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def show_bundles(namespace: NamespaceArgument, *, channel: Channel) -> None:
     """Show the hash ranges of the bundles of a namespace."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         bundles = access.view.bundles_of(access.namespace(namespace))
     boundaries = [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)]
-    if as_json:
+    if channel.as_json:
         print_json({"boundaries": boundaries, "numBundles": len(bundles)})  # Pulsar's field names.
     else:
         for low, high in pairwise(boundaries):
@@ -254,16 +203,13 @@ def show_bundles(
 def delete(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     force: Annotated[
         bool,
         typer.Option(
             "--force", "-f", help="Delete it even if it has clients, and disconnect them."
         ),
     ] = False,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete a namespace with all its bundles. Refused while Pulsar's clients use its topics,
     unless forced.
@@ -271,19 +217,19 @@ def delete(
     The bundles are unloaded first, which takes as long as their owners need. If the command times
     out, run it again to continue.
     """
-    progress: Callable[[str], None] = (lambda _: None) if as_json else print_line
-    with writing(log, admin, timeout) as access:
+    progress: Callable[[str], None] = (lambda _: None) if admin.as_json else print_line
+    with admin.acting() as access:
         if not force and namespace_named(access.view, namespace).status != "deleting":
             check_unused(namespace, topics_in_use(access, namespace))
         answer = run(verbs.delete_namespace(ChannelPort(access), namespace, progress=progress))
-    print_fact(answer.sentence, answer.document, as_json=as_json)
+    admin.print_fact(answer.sentence, answer.document)
 
 
 @app.command()
 def unload(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     bundle: Annotated[
         str | None,
         typer.Option(
@@ -313,9 +259,6 @@ def unload(
         ),
     ] = False,
     wait: WaitOption = True,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Move one bundle, or all bundles, away from their owners.
 
@@ -331,50 +274,36 @@ def unload(
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
     if destination is not None and bundle is None:
         raise typer.BadParameter("--destinationBroker moves one bundle; name it with --bundle")
-
-    def operation(port: ChannelPort) -> Coroutine[None, None, Answer]:
-        if bundle is None:
-            return moves.unload_all(port, namespace, wait=wait)
-        name = _named(namespace, bundle)
-        if destination is None:
-            return moves.unload(port, name, wait=wait)
-        return moves.transfer(port, name, destination, force=force, wait=wait)
-
-    answer = carry_out(operation, log, admin, timeout, as_json=as_json)
     if bundle is None:
-        for outcome in () if as_json else answer.stuck:
+        answer = admin.carry_out(moves.unload_all, namespace, wait=wait)
+        for outcome in () if admin.as_json else answer.stuck:
             print_line(outcome.sentence())
         if answer.failed:
             raise typer.Exit(ExitCode.REFUSED)
+    elif destination is None:
+        admin.carry_out(moves.unload, _named(namespace, bundle), wait=wait)
+    else:
+        name = _named(namespace, bundle)
+        admin.carry_out(moves.transfer, name, destination, force=force, wait=wait)
 
 
 @app.command("cancel-moves")
-def cancel_moves(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def cancel_moves(namespace: NamespaceArgument, *, admin: Admin) -> None:
     """Cancel all moves of a namespace that are not complete.
 
     The present owners keep their bundles. A bundle that its owner is already releasing still moves.
     Not in Pulsar.
     """
-    carry_out(lambda port: moves.cancel_all(port, namespace), log, admin, timeout, as_json=as_json)
+    admin.carry_out(moves.cancel_all, namespace)
 
 
 @app.command()
 def freeze(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     reason: ReasonOption,
     duration_ms: ForOption = None,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Have the balancer leave the bundles of a namespace alone.
 
@@ -382,37 +311,20 @@ def freeze(
     placed; policies, maintenance and drains still move bundles; and so can you. Freeze again to
     change the end or the reason.
     """
-    carry_out(
-        lambda port: verbs.freeze_namespace(
-            port, namespace, reason=reason, until_ms=end_ms(duration_ms)
-        ),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.freeze_namespace, namespace, reason=reason, until_ms=end_ms(duration_ms))
 
 
 @app.command()
-def unfreeze(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def unfreeze(namespace: NamespaceArgument, *, admin: Admin) -> None:
     """End the freeze of a namespace."""
-    carry_out(
-        lambda port: verbs.unfreeze_namespace(port, namespace), log, admin, timeout, as_json=as_json
-    )
+    admin.carry_out(verbs.unfreeze_namespace, namespace)
 
 
 @app.command("split-bundle")
 def split_bundle(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     bundle: BundleOption,
     algorithm: Annotated[
         str | None,
@@ -439,45 +351,22 @@ def split_bundle(
         ),
     ] = None,
     wait: WaitOption = True,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Split a bundle.
 
     The owner keeps the parts, under the same fencing token, and sessions continue.
     """
     points = None if positions is None else parse_points(positions)
-    carry_out(
-        lambda port: moves.split(port, _named(namespace, bundle), algorithm, points, wait=wait),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(moves.split, _named(namespace, bundle), algorithm, points, wait=wait)
 
 
 @app.command("merge-bundle")
-def merge_bundle(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    bundle: BundleOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def merge_bundle(namespace: NamespaceArgument, *, admin: Admin, bundle: BundleOption) -> None:
     """Merge a bundle with its right neighbour.
 
     Both must have the same owner. --bundle names the left one. Not in Pulsar.
     """
-    carry_out(
-        lambda port: moves.merge(port, _named(namespace, bundle)),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(moves.merge, _named(namespace, bundle))
 
 
 def parse_points(text: str) -> tuple[int, ...]:
@@ -517,7 +406,7 @@ def _named(namespace: str, range_text: str) -> str:
 def grant_permission(
     namespace: NamespaceArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     role: RoleOption,
     actions: Annotated[
         str,
@@ -525,64 +414,31 @@ def grant_permission(
             metavar="ACTIONS", help="What the role may do: produce, consume, or produce,consume."
         ),
     ],
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Allow a role to produce or consume in a namespace, in place of what it may do there now.
 
     Brokers check this if they run with authorization.
     """
-    parsed = parse_actions(actions.split(","))
-    carry_out(
-        lambda port: verbs.grant_permission(port, namespace, role, parsed),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.grant_permission, namespace, role, parse_actions(actions.split(",")))
 
 
 @app.command("revoke-permission")
-def revoke_permission(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    role: RoleOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def revoke_permission(namespace: NamespaceArgument, *, admin: Admin, role: RoleOption) -> None:
     """Forbid a role to produce and consume in a namespace.
 
     Brokers with authorization disconnect its clients from the topics.
     """
-    carry_out(
-        lambda port: verbs.grant_permission(port, namespace, role, ()),
-        log,
-        admin,
-        timeout,
-        as_json=as_json,
-    )
+    admin.carry_out(verbs.grant_permission, namespace, role, ())
 
 
 @app.command()
-def permissions(
-    namespace: NamespaceArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def permissions(namespace: NamespaceArgument, *, channel: Channel) -> None:
     """List which roles may produce or consume in a namespace."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         found = permissions_in(namespace_named(access.view, namespace).policies)
     rows: list[Row] = [
         {"role": role, "actions": ",".join(actions)} for role, actions in found.items()
     ]
-    print_rows(
-        rows,
-        columns=("role", "actions"),
-        as_json=as_json,
-        nothing=f"no role may produce or consume in {namespace}",
+    channel.print_rows(
+        rows, columns=("role", "actions"), nothing=f"no role may produce or consume in {namespace}"
     )

@@ -8,13 +8,13 @@ without a broker.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
 from threading import Event
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -28,24 +28,14 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     placement_of,
 )
-from equipoise.brokers.balancing.settings.setting_values import Value, with_values
+from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.broker_conf import read_broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.commands.forecasts import Seen, document_of, print_forecast
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    BrokerConfOption,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    file,
-    reading,
-    writing,
-)
+from equipoise.brokers.cli.options import Admin, BrokerConfOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_fact, print_json
+from equipoise.brokers.cli.output import print_json
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, Rejected
 from equipoise.brokers.load.bus import open_load_bus
@@ -56,25 +46,16 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import read_on
-from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.shedder.plan import Budget, Move
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
 
 
-@app.command()
-def plan(
-    *,
-    log: LogOption,
-    shedder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the cluster's]",
-            show_default=False,
-        ),
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options of a command that makes a plan."""
+
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -83,17 +64,77 @@ def plan(
             help="Override a setting for this dry run. Repeatable.",
             show_default=False,
         ),
-    ] = None,
-    broker_conf: BrokerConfOption = None,
+    ] = None
+    broker_conf: BrokerConfOption = None
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=file,
-            help="Write the plan to this file, for --apply.",
+            help="Write the plan to this file, to apply it.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any of these options is given."""
+        return bool(self.changes) or self.broker_conf is not None or self.output is not None
+
+    def given(self, shedder: str | None) -> dict[str, str]:
+        """Return the settings that `--set` and a shedder override."""
+        return pairs("--set", self.changes or ()) | (
+            {} if shedder is None else {"balancing.shedder": shedder}
+        )
+
+    def base(self, defaults: BalancingSettings) -> BalancingSettings:
+        """Return the default settings with those of `--broker-conf`."""
+        if self.broker_conf is None:
+            return defaults
+        # Only settings of balancing have a dot in their name.
+        read = read_broker_conf(self.broker_conf).read.settings
+        return with_values(defaults, {name: value for name, value in read.items() if "." in name})
+
+    def write(self, text: str) -> None:
+        """Write a plan to the file of `--output`, if there is one. Raise `InvalidRequest`."""
+        if self.output is not None:
+            try:
+                self.output.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InvalidRequest(
+                    what=f"the file {self.output}",
+                    problem=f"the plan cannot be written to it: {error.strerror}",
+                ) from error
+
+
+_Plan = TypeVar("_Plan")
+
+
+def plan_in(path: Path, read: Callable[[bytes], _Plan]) -> _Plan:
+    """Return the plan in a file. Raise `InvalidRequest`."""
+    try:
+        return read(path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(
+            what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
+
+
+@app.command()
+def plan(
+    *,
+    admin: Admin,
+    shedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the cluster's]",
             show_default=False,
         ),
     ] = None,
+    options: PlanOptions,
     apply: Annotated[
         Path | None,
         typer.Option(
@@ -103,9 +144,6 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    name: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what the balancer would move now, and what blocks further moves.
 
@@ -118,25 +156,20 @@ def plan(
     or a bundle did not arrive.
     """
     if apply is not None:
-        if shedder is not None or changes or broker_conf is not None or output is not None:
+        if shedder is not None or options.is_given:
             raise typer.BadParameter(
                 "--apply carries out a plan as it is: give it only --log, --as, --timeout and"
                 " --json"
             )
-        _apply(apply, log, name, timeout, as_json=as_json)
+        _apply(plan_in(apply, read_plan), admin)
         return
-    given = pairs("--set", changes or ()) | (
-        {} if shedder is None else {"balancing.shedder": shedder}
-    )
-    base = with_values(
-        BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf)
-    )
-    with reading(log, timeout) as access:
+    given, base = options.given(shedder), options.base(BalancingSettings())
+    with admin.reading() as access:
         view = access.view
         settings = with_values(settings_in(view, base), given)
-        summaries = open_load_bus(log).latest()
+        summaries = open_load_bus(admin.log).latest()
         now_ms = time.time_ns() // 1_000_000
-        newest = _newest_decisions(log)
+        newest = _newest_decisions(admin.log)
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         budget, at_ms = _budget(view, newest.get("shed"))
@@ -145,7 +178,7 @@ def plan(
         saved, leader = saved_plan(view, forecast, settings.balancing), _leader(view)
         seen = Seen(
             plan=saved.id,
-            log=log,
+            log=admin.log,
             at_ms=now_ms,
             offset=view.offset,
             leader=leader,
@@ -154,38 +187,23 @@ def plan(
             controls=controls,
         )
     if forecast.before is None:
-        raise _without_load(log, forecast)
-    if output is not None:
-        try:
-            output.write_text(saved.text(), encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequest(
-                what=f"the file {output}",
-                problem=f"the plan cannot be written to it: {error.strerror}",
-            ) from error
-    if as_json:
+        raise _without_load(admin.log, forecast)
+    options.write(saved.text())
+    if admin.as_json:
         print_json(document_of(seen, settings, forecast))
     else:
         print_forecast(seen, settings, forecast)
 
 
-def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: bool) -> None:
-    """Carry out the plan in a file, batch by batch, and print what became of each bundle."""
-    try:
-        plan = read_plan(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(
-            what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
-        ) from error
-    except ValueError as error:
-        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
+def _apply(plan: SavedPlan, admin: Admin) -> None:
+    """Carry out a plan, batch by batch, and print what became of each bundle."""
     failed = False
-    with writing(log, name, timeout_s) as access, first_stop_signal() as interrupted:
+    with admin.acting() as access, first_stop_signal() as interrupted:
         _check_unchanged(plan, access.view, plan.moves)
         left = list(plan.moves)
         while left:
             # Each batch has its own time.
-            in_time = replace(access, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
+            in_time = replace(access, deadline=admin.deadline())
             read_on(access.log, access.reader, deadline=in_time.deadline)
             batch = until(
                 in_time,
@@ -209,7 +227,7 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
                     if outcome is None
                     else {**outcome.document()}
                 )
-                print_fact(sentence, document, as_json=as_json)
+                admin.print_fact(sentence, document)
             if interrupted.is_set():
                 raise KeyboardInterrupt
     if failed:
@@ -237,15 +255,6 @@ def _check_unchanged(plan: SavedPlan, view: View, moves: Sequence[Move]) -> None
             action="apply the",
             advice=advice,
         )
-
-
-def balancing_settings_of(broker_conf: Path) -> Mapping[str, Value]:
-    """Return the settings of balancing in a file. Only these have a dot in their name."""
-    return {
-        name: value
-        for name, value in read_broker_conf(broker_conf).read.settings.items()
-        if "." in name
-    }
 
 
 def _leader(view: View) -> str | None:

@@ -6,6 +6,7 @@ The syntax follows `pulsar-admin ns-isolation-policy`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -26,18 +27,8 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    carry_out,
-    reading,
-    writing,
-)
+from equipoise.brokers.cli.options import Admin, Channel
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import (
     DESTINATION_COLUMNS,
     POLICY_COLUMNS,
@@ -70,40 +61,87 @@ class FailOver(StrEnum):
     MIN_AVAILABLE = "min_available"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The options that say when secondary brokers are used, as ours or in Pulsar's form."""
+
+    min_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            help=(
+                "Use secondaries below this number of available primaries.  [default:"
+                f" {MIN_LIMIT_DEFAULT}]"
+            ),
+            show_default=False,
+        ),
+    ] = None
+    usage_threshold: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PERCENT",
+            help=(
+                "A primary with this resource usage counts as not available.  [default:"
+                f" {USAGE_THRESHOLD_DEFAULT}]"
+            ),
+            show_default=False,
+        ),
+    ] = None
+    fail_over: Annotated[
+        FailOver,
+        typer.Option(
+            "--auto-failover-policy-type", help="Accepted for scripts written for Pulsar."
+        ),
+    ] = FailOver.MIN_AVAILABLE
+    parameters: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-failover-policy-params",
+            metavar="PARAMETERS",
+            help="Both limits in Pulsar's form: min_limit=1,usage_threshold=80.",
+            show_default=False,
+        ),
+    ] = None
+
+    def document(self) -> dict[str, int]:
+        """Return the limits that are given. Raise typer's errors."""
+        given = {"min_limit": self.min_limit, "usage_threshold": self.usage_threshold}
+        found = {limit: number for limit, number in given.items() if number is not None}
+        if self.parameters is None:
+            return found
+        if found:
+            raise typer.BadParameter(
+                "give the limits as single options or with --auto-failover-policy-params, not both"
+            )
+        return _parsed_limits(self.parameters)
+
+
 @app.command("list")
-def list_policies(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def list_policies(*, channel: Channel) -> None:
     """List isolation policies, pins and failure domains."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         rows = [
             policy_row(access.view, key)
             for key in sorted(access.view.policies)
             if is_about_placement(key)
         ]
-    print_rows(rows, columns=POLICY_COLUMNS, as_json=as_json, nothing="there is no policy")
+    channel.print_rows(rows, columns=POLICY_COLUMNS, nothing="there is no policy")
 
 
 @app.command()
-def show(
-    key: KeyArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def show(key: KeyArgument, *, channel: Channel) -> None:
     """Show an isolation policy, a pin or a failure domain."""
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         policy_named(access.view, key)
         row = policy_row(access.view, key)
-    print_document(row, as_json=as_json)
+    channel.print_document(row)
 
 
 @app.command("set-isolation")
 def set_isolation(
     name: NameArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     namespaces: Annotated[
         list[str],
         typer.Option(metavar="REGEX", help="Namespaces that the policy applies to. Repeatable."),
@@ -119,46 +157,7 @@ def set_isolation(
             show_default=False,
         ),
     ] = None,
-    min_limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="NUMBER",
-            help=(
-                "Use secondaries below this number of available primaries.  [default:"
-                f" {MIN_LIMIT_DEFAULT}]"
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    usage_threshold: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PERCENT",
-            help=(
-                "A primary with this resource usage counts as not available.  [default:"
-                f" {USAGE_THRESHOLD_DEFAULT}]"
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    fail_over: Annotated[
-        FailOver,
-        typer.Option(
-            "--auto-failover-policy-type", help="Accepted for scripts written for Pulsar."
-        ),
-    ] = FailOver.MIN_AVAILABLE,
-    limits: Annotated[
-        str | None,
-        typer.Option(
-            "--auto-failover-policy-params",
-            metavar="PARAMETERS",
-            help="Both limits in Pulsar's form: min_limit=1,usage_threshold=80.",
-            show_default=False,
-        ),
-    ] = None,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    limits: Limits,
 ) -> None:
     """Reserve brokers for namespaces.
 
@@ -166,26 +165,17 @@ def set_isolation(
     expression must match the whole name. The leader moves bundles that violate the policy, some at
     a time.
     """
-    del fail_over  # There is only one mode, the default.
-    given = {"min_limit": min_limit, "usage_threshold": usage_threshold}
-    found = {limit: number for limit, number in given.items() if number is not None}
-    if limits is not None:
-        if found:
-            raise typer.BadParameter(
-                "give the limits as single options or with --auto-failover-policy-params, not both"
-            )
-        found = _parsed_limits(limits)
     document = isolation_document(
-        namespaces=namespaces, primary=primary, secondary=secondary or (), **found
+        namespaces=namespaces, primary=primary, secondary=secondary or (), **limits.document()
     )
-    _set(log, admin, timeout, f"{ISOLATION}/{name}", document, as_json=as_json)
+    _set(admin, f"{ISOLATION}/{name}", document)
 
 
 @app.command()
 def pin(
     name: NameArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     namespace: Annotated[
         str, typer.Option(metavar="TENANT/NAMESPACE", help="Namespace of the bundles.")
     ],
@@ -204,23 +194,20 @@ def pin(
             show_default=False,
         ),
     ] = None,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Pin the bundles of a namespace, or of a range of it, to brokers.
 
     The brokers may own other bundles too. Not in Pulsar.
     """
     document = pin_document(namespace=namespace, brokers=brokers, range_=range_)
-    _set(log, admin, timeout, f"{PIN}/{name}", document, as_json=as_json)
+    _set(admin, f"{PIN}/{name}", document)
 
 
 @app.command("set-failure-domain")
 def set_failure_domain(
     name: NameArgument,
     *,
-    log: LogOption,
+    admin: Admin,
     brokers: Annotated[
         list[str] | None,
         typer.Option(
@@ -230,38 +217,19 @@ def set_failure_domain(
             show_default=False,
         ),
     ] = None,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Set the brokers of a failure domain.
 
     The domain overrides the one that a broker declares. Namespaces of one anti-affinity group use
     different domains if possible. It applies as bundles are placed.
     """
-    _set(
-        log,
-        admin,
-        timeout,
-        f"{FAILURE_DOMAIN}/{name}",
-        failure_domain_document(brokers or ()),
-        as_json=as_json,
-    )
+    _set(admin, f"{FAILURE_DOMAIN}/{name}", failure_domain_document(brokers or ()))
 
 
 @app.command()
-def delete(
-    key: KeyArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def delete(key: KeyArgument, *, admin: Admin) -> None:
     """Delete a policy."""
-    carry_out(
-        lambda port: verbs.delete_cluster_policy(port, key), log, admin, timeout, as_json=as_json
-    )
+    admin.carry_out(verbs.delete_cluster_policy, key)
 
 
 @app.command()
@@ -273,30 +241,24 @@ def explain(
         ),
     ],
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    channel: Channel,
 ) -> None:
     """Show which brokers may own a bundle, and why the others may not.
 
     `no` is a rule, `rather not` a preference. Load is ignored: topics are not counted, and
     primaries that are up are available.
     """
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         rules = settings_in(access.view, BalancingSettings()).placement
         rows = destination_rows(Destinations(access.view, rules=rules), access.bundle(bundle))
-    print_rows(
-        rows, columns=DESTINATION_COLUMNS, as_json=as_json, nothing="no broker has ever joined"
-    )
+    channel.print_rows(rows, columns=DESTINATION_COLUMNS, nothing="no broker has ever joined")
 
 
-def _set(
-    log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool
-) -> None:
-    with writing(log, admin, timeout) as access:
+def _set(admin: Admin, key: str, document: Document) -> None:
+    with admin.acting() as access:
         answer = run(verbs.set_cluster_policy(ChannelPort(access), key, document))
         row = policy_row(access.view, key)
-    print_fact(answer.sentence, {**answer.document, **row}, as_json=as_json)
+    admin.print_fact(answer.sentence, {**answer.document, **row})
 
 
 def _parsed_limits(text: str) -> dict[str, int]:

@@ -13,17 +13,9 @@ import typer
 
 from equipoise.brokers.balancing.grants import permissions_in, rights_in
 from equipoise.brokers.balancing.named import tenant_named, tenants_in
-from equipoise.brokers.cli.options import (
-    TIMEOUT_S,
-    AsOption,
-    JsonOption,
-    LogOption,
-    TimeoutOption,
-    carry_out,
-    reading,
-)
+from equipoise.brokers.cli.options import Admin, Channel
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import Row, print_rows
+from equipoise.brokers.cli.output import Row
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.view import View
@@ -50,50 +42,34 @@ def grant(
         ),
     ],
     *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
+    admin: Admin,
 ) -> None:
     """Give a role a right in the whole cluster, in place of the one that it has.
 
     Brokers check rights if they run with authorization.
     """
-    carry_out(
-        lambda port: verbs.grant_right(port, role, right), log, admin, timeout, as_json=as_json
-    )
+    admin.carry_out(verbs.grant_right, role, right)
 
 
 @app.command()
-def revoke(
-    role: RoleArgument,
-    *,
-    log: LogOption,
-    admin: AsOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def revoke(role: RoleArgument, *, admin: Admin) -> None:
     """Take from a role its right in the cluster.
 
     It keeps what it may do in namespaces and tenants.
     """
-    carry_out(lambda port: verbs.revoke_right(port, role), log, admin, timeout, as_json=as_json)
+    admin.carry_out(verbs.revoke_right, role)
 
 
 @app.command("list")
-def list_rights(
-    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
-) -> None:
+def list_rights(*, channel: Channel) -> None:
     """List which roles have rights in the cluster, administer tenants, and may produce or consume
     in namespaces.
 
     The super roles of brokers are not listed: each broker has them in its settings.
     """
-    with reading(log, timeout) as access:
+    with channel.reading() as access:
         rows = list(_rows(access.view))
-    print_rows(
-        rows, columns=("role", "may", "where"), as_json=as_json, nothing="no role has a right"
-    )
+    channel.print_rows(rows, columns=("role", "may", "where"), nothing="no role has a right")
 
 
 def _rows(view: View) -> Iterator[Row]:

@@ -17,28 +17,11 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.lab_commands import (
-    BROKERS,
-    BUNDLES,
-    OURS,
-    BrokersOption,
-    BundlesOption,
-    EveryOption,
-    ForOption,
-    shape_of,
-)
+from equipoise.brokers.cli.lab_commands import OURS, EveryOption, TraceOptions
 from equipoise.brokers.cli.moments import TimeCommand, moment
-from equipoise.brokers.cli.options import (
-    LOG_VARIABLE,
-    ErrorsAsJsonOption,
-    JsonOption,
-    LogOption,
-    directory,
-    file,
-    handle,
-)
+from equipoise.brokers.cli.options import LOG_VARIABLE, LogOption, directory, file, handle
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_line
+from equipoise.brokers.cli.output import Output, print_line
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
@@ -141,7 +124,7 @@ def audit(
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Check every record of a channel as it arrives, with an independent implementation of the
     rules.
@@ -161,7 +144,7 @@ def audit(
         master=master,
         metrics_port=metrics_port,
         in_flight_max_s=in_flight_max,
-        as_json=as_json,
+        as_json=results.as_json,
     )
     _end(run_audit(options, _screen()))
 
@@ -189,7 +172,7 @@ def keep(
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Store every record of a channel, and tables made from the records, as Parquet files by day.
 
@@ -209,7 +192,7 @@ def keep(
         metrics_port=metrics_port,
         hold=hold,
         release=release,
-        as_json=as_json,
+        as_json=results.as_json,
     )
     _end(run_archive(options, _screen()))
 
@@ -221,7 +204,7 @@ def verify(
     begin: FromOption = None,
     end: ToOption = None,
     master: MasterOption = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Replay all parts of an archive in parallel, and compare their digests with the stored ones.
     Exit code 1 on a difference.
@@ -233,7 +216,11 @@ def verify(
     _end(
         run_verify(
             VerifyOptions(
-                archive=archive, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json
+                archive=archive,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                master=master,
+                as_json=results.as_json,
             ),
             _screen(),
         )
@@ -266,7 +253,7 @@ def report(
         Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")
     ] = _REPORT,
     master: MasterOption = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Write one page about a period: findings, moves and their reasons, pauses, load, and the owner
     of each bundle over time.
@@ -289,7 +276,7 @@ def report(
         from_ms=from_ms,
         to_ms=to_ms,
         master=master,
-        as_json=as_json,
+        as_json=results.as_json,
     )
     _end(run_report(options, _screen()))
 
@@ -316,7 +303,7 @@ def pulsar(
         ),
     ] = None,
     master: MasterOption = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its
     history as an archive for `spark report`.
@@ -330,21 +317,23 @@ def pulsar(
     into = archive or Path(f"{recording}.archive")
     _end(
         run_pulsar(
-            PulsarOptions(recording=recording, archive=into, master=master, as_json=as_json),
+            PulsarOptions(
+                recording=recording, archive=into, master=master, as_json=results.as_json
+            ),
             _screen(),
         )
     )
 
 
 @app.command()
-def compact(*, archive: ThereOption, as_json: JsonOption = False) -> None:
+def compact(*, archive: ThereOption, results: Output) -> None:
     """Join the small files of an archive into large ones. Readers see the same rows before, during
     and after.
     """
     with _importing():
         from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
-    _end(run_compact(CompactOptions(archive=archive, as_json=as_json), _screen()))
+    _end(run_compact(CompactOptions(archive=archive, as_json=results.as_json), _screen()))
 
 
 @app.command()
@@ -390,11 +379,9 @@ def lab(
             help="Number of seeds, whose figures are averaged: 1 to NUMBER.",
         ),
     ] = 1,
-    brokers: BrokersOption = BROKERS,
-    bundles: BundlesOption = BUNDLES,
-    length: ForOption = "2h",
+    generated: TraceOptions,
     master: MasterOption = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Run policies and settings on load traces in parallel, and print the settings that no others
     beat in evenness and load moved.
@@ -409,7 +396,7 @@ def lab(
 
     options = LabOptions(
         traces=tuple(traces),
-        shape=shape_of(brokers, bundles, length),
+        shape=generated.shape(),
         policies=tuple(policy or [OURS]),
         values=grid_values(
             pair for text in changes or () for pair in pairs("--set", [text]).items()
@@ -418,17 +405,16 @@ def lab(
         seeds=seeds,
         output=output,
         master=master,
-        as_json=as_json,
+        as_json=results.as_json,
     )
     _end(run_lab(options, _screen()))
 
 
 @app.command()
-def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
+def jars() -> None:
     """Fetch the jars of Spark's Kafka connector into the cache and verify them. A log in a file
     needs none.
     """
-    del as_json  # It prints paths only.
     from equipoise.spark_jobs.streams.connector import connector_jars
 
     for path in connector_jars(note=_screen().note):

@@ -10,11 +10,11 @@ from typing import cast
 
 import typer
 
-from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
+from equipoise.brokers.cli.differences import difference_of, print_difference
 from equipoise.brokers.cli.history import fold_to
 from equipoise.brokers.cli.moments import Moment, MomentArgument, moment
-from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, unread
-from equipoise.brokers.cli.output import Row, print_document, print_json, print_line, print_rows
+from equipoise.brokers.cli.options import Channel
+from equipoise.brokers.cli.output import FOR_PEOPLE, Row, print_json, print_line, print_tables
 from equipoise.brokers.cli.rows import (
     BROKER_COLUMNS,
     BUNDLE_COLUMNS,
@@ -23,42 +23,29 @@ from equipoise.brokers.cli.rows import (
 )
 
 
-def at(
-    place: MomentArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def at(place: MomentArgument, *, channel: Channel) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time.
 
     Every broker that had read that far had this view. The digest proves it.
     """
     then = _moment(place)
-    with unread(log, timeout) as access:
+    with channel.unread() as access:
         last_time = fold_to(access, then)
         document = view_document(access.view)
-    if as_json:
+    if channel.as_json:
         print_json(document)
     else:
         _print_view(document, last_time)
 
 
-def diff(
-    before: MomentArgument,
-    after: MomentArgument,
-    *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: JsonOption = False,
-) -> None:
+def diff(before: MomentArgument, after: MomentArgument, *, channel: Channel) -> None:
     """Show what changed between two moments.
 
     Show the brokers, namespaces, bundles and policies that were added, removed or changed. Renewals
     are left out.
     """
     first, second = _moment(before), _moment(after)
-    with unread(log, timeout) as access:
+    with channel.unread() as access:
         from_time = fold_to(access, first)
         was = view_document(access.view)
         if _is_behind(second, first, offset=access.view.offset):
@@ -67,18 +54,12 @@ def diff(
             )
         to_time = fold_to(access, second) or from_time
         difference = difference_of(was, view_document(access.view))
-    if as_json:
+    if channel.as_json:
         print_json(difference)
         return
     if from_time or to_time:
         print_line(f"time: {from_time or '?'} -> {to_time or '?'}")
-    for line in lines_of(difference):
-        print_line(line, color=_COLORS.get(line[:1]))
-    if nothing_changed(difference):
-        print_line("nothing changed except renewals")
-
-
-_COLORS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}
+    print_difference(difference, nothing="nothing changed except renewals")
 
 
 def _moment(text: str) -> Moment:
@@ -105,13 +86,12 @@ def _print_view(document: Row, last_time: str) -> None:
     summary = {
         name: value for name, value in document.items() if not isinstance(value, list | dict)
     }
-    print_document({"time": last_time or None, **summary}, as_json=False)
-    for name, columns in (
-        ("brokers", BROKER_COLUMNS),
-        ("namespaces", NAMESPACE_COLUMNS),
-        ("bundles", BUNDLE_COLUMNS),
-    ):
-        print_line("")
-        print_rows(
-            cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}"
+    FOR_PEOPLE.print_document({"time": last_time or None, **summary})
+    print_tables(
+        (name, cast("list[Row]", document[name]), columns)
+        for name, columns in (
+            ("brokers", BROKER_COLUMNS),
+            ("namespaces", NAMESPACE_COLUMNS),
+            ("bundles", BUNDLE_COLUMNS),
         )
+    )

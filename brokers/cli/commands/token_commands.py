@@ -13,9 +13,9 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import ErrorsAsJsonOption, JsonOption, file
+from equipoise.brokers.cli.options import file
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_document, print_fact
+from equipoise.brokers.cli.output import Output
 from equipoise.brokers.security.gate import read_key
 from equipoise.brokers.security.identity import TOKEN, Credentials, Refusal
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
@@ -75,10 +75,8 @@ def create_secret_key(
             metavar="FILE", parser=file, help="Write the key to this file, for its owner only."
         ),
     ],
-    as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Make a secret key, with which brokers check tokens and you make them."""
-    del as_json  # It prints nothing.
     new_keys.write_secret_key(output)
 
 
@@ -98,10 +96,8 @@ def create_key_pair(
     signature_algorithm: Annotated[
         Algorithm, typer.Option(help="The algorithm that signs tokens.")
     ] = Algorithm.RS256,
-    as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Make a key pair: the private key makes tokens, and brokers check them with the public key."""
-    del as_json  # It prints nothing.
     new_keys.write_key_pair(output_private_key, output_public_key, signature_algorithm.value)
 
 
@@ -132,7 +128,7 @@ def create(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Make a token and print it. Give exactly one of the keys."""
     key = _one_of(
@@ -148,19 +144,19 @@ def create(
         claims["aud"] = audience
     token = tokens.signed(key, claims)
     if output is None:
-        print_fact(token, {"token": token}, as_json=as_json)
+        results.print_fact(token, {"token": token})
     else:
         new_keys.write_token(output, token)
 
 
 @app.command()
-def show(token: TokenArgument, *, as_json: JsonOption = False) -> None:
+def show(token: TokenArgument, *, results: Output) -> None:
     """Show the header and the claims of a token. Its signature is not checked."""
     try:
         header, claims = tokens.unchecked(OwnToken(token).current() or "")
     except ValueError as error:
         raise CallerError(f"the token cannot be shown: {error}; give a whole token") from None
-    print_document({"header": header, "claims": claims}, as_json=as_json)
+    results.print_document({"header": header, "claims": claims})
 
 
 @app.command()
@@ -178,7 +174,7 @@ def validate(
             metavar="NAME", help="The audience that the token must name.", show_default=False
         ),
     ] = None,
-    as_json: JsonOption = False,
+    results: Output,
 ) -> None:
     """Check a token as a broker does, and print its role. Exit code 1: a broker would refuse it.
     Give exactly one of the keys.
@@ -195,14 +191,12 @@ def validate(
     )
     if isinstance(checked, Refusal):
         sentence = f"a broker would refuse this token as {checked.fault.value}: {checked.problem}"
-        print_fact(
-            sentence,
-            {"refused_as": checked.fault.value, "problem": checked.problem},
-            as_json=as_json,
+        results.print_fact(
+            sentence, {"refused_as": checked.fault.value, "problem": checked.problem}
         )
         raise typer.Exit(ExitCode.REFUSED)
     valid_s = None if checked.valid_ms is None else checked.valid_ms // 1_000
-    print_document({"role": checked.role, "seconds_left": valid_s}, as_json=as_json)
+    results.print_document({"role": checked.role, "seconds_left": valid_s})
 
 
 def _one_of(*choices: tuple[str, str | None, Callable[[bytes], tokens.Key]]) -> tokens.Key:

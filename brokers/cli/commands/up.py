@@ -17,18 +17,11 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli import kafka_options
-from equipoise.brokers.cli.broker_conf import (
-    BrokerConf,
-    document_of,
-    print_entries,
-    read_broker_conf,
-    settings_over,
-)
-from equipoise.brokers.cli.commands.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
-from equipoise.brokers.cli.kafka_options import PrintConfigOption
-from equipoise.brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
+from equipoise.brokers.cli.broker_conf import document_of, print_entries
+from equipoise.brokers.cli.commands.broker import PULSAR_PORT, Configured, ServiceOption
+from equipoise.brokers.cli.options import LOG_VARIABLE, directory
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
+from equipoise.brokers.cli.output import Output, Row, print_json, print_line
 from equipoise.brokers.local.local_cluster import (
     LOOK_MS,
     ClusterEvent,
@@ -87,10 +80,8 @@ def up(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Restart a broker that dies.")] = False,
     service: ServiceOption = None,
-    settings: SetOption = None,
-    broker_conf: BrokerConfOption = None,
-    print_config: PrintConfigOption = False,
-    as_json: JsonOption = False,
+    configured: Configured,
+    results: Output,
 ) -> None:
     """Run a cluster of brokers on this machine.
 
@@ -114,7 +105,7 @@ def up(
             " 'equipoise[pulsar]')"
         )
         raise typer.BadParameter(problem)
-    conf = None if broker_conf is None else read_broker_conf(broker_conf)
+    conf, chosen = configured.chosen()
     cluster = LocalCluster(
         ClusterSettings(
             directory=data,
@@ -123,53 +114,58 @@ def up(
             pulsar_port=pulsar_port if takes_pulsar_clients else None,
             log_url=log,
             services=services,
-            settings=settings_over(conf, pairs("--set", settings or ())),
+            settings=chosen,
             restart=restart,
             load_workers=int(_is_on_kafka(log) and can_run()),
         ),
-        report=_print_json if as_json else _print_line,
+        report=_print_json if results.as_json else _print_line,
     )
-    if print_config:
-        passed_on = {
-            name: MASK if name in SECRET_VARIABLES else value
-            for name, value in cluster.settings.settings.items()
-        }
-        shown = {
-            **asdict(cluster.settings),
-            "settings": passed_on,
-            "directory": str(data),
-            "log_url": cluster.log_url,
-        }
-        kafka_options.print_config(shown)
+    if configured.print_config:
+        _print_config(cluster)
         return
     if log is None:
-        _warn_if_overridden(cluster, as_json=as_json)
+        _warn_if_overridden(cluster, results)
     if conf is not None:
-        _report_broker_conf(conf, as_json=as_json)
+        with suppress(OSError):
+            if results.as_json:
+                print_json({"what": "broker_conf", **document_of(conf)})
+            else:
+                print_entries(conf)
     with _signals(cluster) as signals:
-        _run(cluster, signals, as_json=as_json)
+        _run(cluster, signals, results)
     if len(signals) > 1:
         raise KeyboardInterrupt  # The end was not graceful, so the exit code must not be 0.
 
 
-def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> None:
+def _print_config(cluster: LocalCluster) -> None:
+    settings = {
+        name: MASK if name in SECRET_VARIABLES else value
+        for name, value in cluster.settings.settings.items()
+    }
+    kafka_options.print_config(
+        {
+            **asdict(cluster.settings),
+            "settings": settings,
+            "directory": str(cluster.settings.directory),
+            "log_url": cluster.log_url,
+        }
+    )
+
+
+def _run(cluster: LocalCluster, signals: Sequence[int], results: Output) -> None:
     try:
         with suppress(StartCancelled):
             cluster.start()
-            _report_ready(cluster, as_json=as_json)
+            _report_ready(cluster, results)
         while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):
             pass
         is_over = not signals
         if not is_over:
-            _report(
-                "stopping all brokers; once more to kill them",
-                {"what": "stopping"},
-                as_json=as_json,
-            )
+            _report(results, "stopping all brokers; once more to kill them", {"what": "stopping"})
     finally:
         cluster.stop_all()
     if is_over:  # Print this last, after each broker's end and its reason.
-        _report("no broker is left", {"what": "over"}, as_json=as_json)
+        _report(results, "no broker is left", {"what": "over"})
         raise typer.Exit(ExitCode.OPERATOR)
 
 
@@ -201,7 +197,7 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
             signal.signal(number, handler)
 
 
-def _warn_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
+def _warn_if_overridden(cluster: LocalCluster, results: Output) -> None:
     """Warn if the environment names another log. The user may expect this cluster on it."""
     named = os.environ.get(LOG_VARIABLE)
     if named and not _is_same_log(named, cluster.log_url):
@@ -210,18 +206,10 @@ def _warn_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
             f" {cluster.log_url}; --log names another"
         )
         _report(
+            results,
             text,
             {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url},
-            as_json=as_json,
         )
-
-
-def _report_broker_conf(conf: BrokerConf, *, as_json: bool) -> None:
-    with suppress(OSError):
-        if as_json:
-            print_json({"what": "broker_conf", **document_of(conf)})
-        else:
-            print_entries(conf)
 
 
 def _is_on_kafka(log: str | None) -> bool:
@@ -235,7 +223,7 @@ def _is_same_log(first: str, second: str) -> bool:
     )
 
 
-def _report_ready(cluster: LocalCluster, *, as_json: bool) -> None:
+def _report_ready(cluster: LocalCluster, results: Output) -> None:
     example = f"EQUIPOISE_LOG={cluster.log_url} equipoise brokers list"
     url = None if cluster.settings.pulsar_port is None else cluster.pulsar_url
     ready = {
@@ -246,15 +234,15 @@ def _report_ready(cluster: LocalCluster, *, as_json: bool) -> None:
     }
     clients = "" if url is None else f"; Pulsar's clients connect to {url}"
     _report(
+        results,
         f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}",
         ready,
-        as_json=as_json,
     )
 
 
-def _report(text: str, document: Row, *, as_json: bool) -> None:
+def _report(results: Output, text: str, document: Row) -> None:
     with suppress(OSError):
-        print_fact(text, document, as_json=as_json)
+        results.print_fact(text, document)
 
 
 def _print_line(event: ClusterEvent) -> None:

@@ -165,12 +165,9 @@ _LINES: Final[Mapping[str, str]] = {
     "channel verify": "--log {log} --cluster test --timeout 5 --json",
     "channel at": "7 --log {log} --timeout 5 --json",
     "channel diff": "3 7 --log {log} --timeout 5 --json",
-    "channel export": (
-        "{folder}/export --log {log} --format jsonl --from 3 --zstd --timeout 5 --json"
-    ),
-    "channel import": "{folder}/export sqlite:{folder}/import.db --ahead 3 --timeout 5 --json",
     "channel copy": (
-        "{log} sqlite:{folder}/copy.db --again --other-is-lost --as erin --timeout 1 --json"
+        "{log} sqlite:{folder}/copy.db --again --other-is-lost --leave-open --ahead 3 --as erin"
+        " --timeout 1 --json"
     ),
     "channel compact": (
         "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json"

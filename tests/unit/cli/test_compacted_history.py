@@ -91,26 +91,6 @@ def test_why_begins_where_the_log_does(log: str) -> None:
     assert "the history begins after offset 18: this log has no earlier records" == first
 
 
-def test_an_export_includes_the_history_snapshot(log: str, whole: str, tmp_path: Path) -> None:
-    file = str(tmp_path / "export.jsonl")
-    assert 0 == run("channel", "export", file, log=log).exit_code
-    second = f"sqlite:{tmp_path}/second.db"
-    assert 0 == run("channel", "import", file, second).exit_code
-    for offset in (18, 21, 24):
-        assert (
-            digests_in(whole)[offset]
-            == json.loads(run("channel", "at", str(offset), "--json", log=second).stdout)["digest"]
-        )
-    assert 0 == run("channel", "verify", log=second).exit_code
-    with closing(open_log(second)) as opened:
-        compacted(opened, retain=Retention(unit="offsets", amount=3))
-        assert 22 == opened.start()
-    assert (
-        digests_in(whole)[21]
-        == json.loads(run("channel", "at", "21", "--json", log=second).stdout)["digest"]
-    )
-
-
 def test_a_compacted_copy_is_shown_from_its_beginning(whole: str, tmp_path: Path) -> None:
     with closing(open_log(whole)) as opened:
         view = restored_to_end(opened)

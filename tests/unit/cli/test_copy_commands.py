@@ -1,11 +1,8 @@
-"""Test `equipoise channel export`, `import` and `copy`: output and files."""
+"""Test `equipoise channel copy`: output and files."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,10 +10,10 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.log.open_log import open_log
-from tests.channels.carried import TIMEOUT_MS, entries_of
+from tests.channels.carried import TIMEOUT_MS
 from tests.channels.compacting import restored_to_end
 from tests.channels.folding import Channel
-from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
+from tests.unit.cli.fabricated import owned_channel, run, write
 
 NO_RECORD = b'{"kind": "\\u001b[2J"}'
 
@@ -40,125 +37,6 @@ def names(folder: Path) -> set[str]:
     return {
         path.name for path in folder.iterdir() if not path.name.endswith(("-bell", "-shm", "-wal"))
     }
-
-
-def test_export_prints_every_record(log: str) -> None:
-    result = run("channel", "export", log=log)
-    head, *lines, tail = (json.loads(line) for line in result.stdout.splitlines())
-    assert ("channel", 2, log, 1, 13) == tuple(
-        head[name] for name in ("equipoise", "format", "log", "start", "end")
-    )
-    assert (
-        list(range(1, 14))
-        == [line["offset"] for line in lines]
-        == [line["position"] for line in lines]
-    )
-    assert {"position", "offset", "record", "accepted", "reason", "problem"} == set(lines[0])
-    assert (LEFT, "assigning", True, None) == (
-        lines[5]["record"]["key"],
-        lines[5]["record"]["state"],
-        lines[5]["accepted"],
-        lines[5]["reason"],
-    )
-    assert (None, False, "malformed") == (
-        lines[9]["record"],
-        lines[9]["accepted"],
-        lines[9]["reason"],
-    )
-    above = result.stdout.rpartition('{"entries"')[0].encode()
-    digest = f"0x{left_channel().view.digest():016x}"
-    assert {
-        "entries": 13,
-        "offset": 13,
-        "digest": digest,
-        "sha256": sha256(above).hexdigest(),
-    } == tail
-    assert ("", 0) == (result.stderr, result.exit_code)
-
-
-def test_a_partial_export_has_only_records(log: str) -> None:
-    lines = run(
-        "channel", "export", "--format", "jsonl", "--from", "12", log=log
-    ).stdout.splitlines()
-    assert [12, 13] == [json.loads(line)["offset"] for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("file", "options"),
-    [("channel.jsonl", ()), ("channel.jsonl.zst", ()), ("channel", ("--zstd",))],
-)
-def test_an_export_is_imported(
-    file: str, options: tuple[str, ...], log: str, tmp_path: Path
-) -> None:
-    exported = run("channel", "export", str(tmp_path / file), *options, log=log)
-    assert ("", "", 0) == (exported.stdout, exported.stderr, exported.exit_code)
-    assert bool(options or file.endswith(".zst")) == (tmp_path / file).read_bytes().startswith(
-        b"\x28\xb5\x2f\xfd"
-    )
-    to = f"sqlite:{tmp_path}/two.db"
-    result = run("channel", "import", str(tmp_path / file), to, "--ahead", "5")
-    digest = f"0x{left_channel().view.digest():016x}"
-    told = (
-        f"imported {tmp_path / file} to {to}: 13 records up to offset 13, digest {digest}; it is"
-        " the same log\n"
-    )
-    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
-    first, second = open_log(log), open_log(to)
-    assert entries_of(first) == entries_of(second)
-    assert first.end() + 5 == second.end()
-    first.close()
-    second.close()
-    assert {"channel.db", "two.db", file} == names(tmp_path)
-
-
-def test_import_prints_json(log: str, tmp_path: Path) -> None:
-    run("channel", "export", str(tmp_path / "export"), log=log)
-    to = f"sqlite:{tmp_path}/two.db"
-    document = json.loads(run("channel", "import", str(tmp_path / "export"), to, "--json").stdout)
-    assert (to, "test", 13, 13, True) == tuple(
-        document[name] for name in ("to", "cluster", "entries", "offset", "same")
-    )
-
-
-def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    url = write(left_channel().entries, tmp_path)
-    log = open_log(url)
-    log.truncate(5, timeout_ms=TIMEOUT_MS)
-    log.close()
-    result = run("channel", "export", str(tmp_path / "export"), log=url)
-    assert 4 == result.exit_code
-    assert {"channel.db"} == names(tmp_path)
-
-
-def test_a_damaged_export_is_refused(log: str, tmp_path: Path) -> None:
-    (tmp_path / "export").write_text(
-        run("channel", "export", log=log).stdout.rpartition('{"entries"')[0]
-    )
-    result = run("channel", "import", str(tmp_path / "export"), f"sqlite:{tmp_path}/two.db")
-    told = (
-        f"error: {tmp_path}/export cannot be imported: line 15: the file ends here, without the"
-        " tail of an export: it was cut off; "
-    )
-    assert ("", 4, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
-    assert {"channel.db", "export"} == names(tmp_path)
-
-
-def test_invalid_files_are_usage_errors(log: str, tmp_path: Path) -> None:
-    to = f"sqlite:{tmp_path}/two.db"
-    for line in (
-        ("export", str(tmp_path)),
-        ("export", ""),
-        ("export", "\ud800"),
-        ("import", "", to),
-        ("import", str(tmp_path / "x"), to),
-    ):
-        assert 2 == run("channel", *line, log=log).exit_code, line
-    run("channel", "export", str(tmp_path / "export"), log=log)
-    result = run("channel", "import", str(tmp_path / "export"), log)
-    assert (2, True) == (
-        result.exit_code,
-        result.stderr.startswith(f"error: nothing can be copied to {log}: there is a file"),
-    )
 
 
 def test_copy_closes_the_old_log(log: str, tmp_path: Path) -> None:
@@ -260,38 +138,35 @@ def test_a_refused_copy_leaves_no_file(tmp_path: Path) -> None:
     assert {"channel.db"} == names(tmp_path)
 
 
-def test_an_export_to_a_full_disk_names_its_file(
-    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.fsync", fail)
-    result = run("channel", "export", str(tmp_path / "backup"), "--json", log=log)
-    document = json.loads(result.stderr)
-    assert (4, "OperatorError") == (result.exit_code, document["error"])
-    assert (
-        f"{tmp_path / 'backup'} cannot be written: No space left on device" in document["message"]
+def test_a_backup_leaves_the_log_open(tmp_path: Path) -> None:
+    """It is made while brokers run, and goes on far above them."""
+    log, to = write(owned_channel().entries, tmp_path), f"sqlite:{tmp_path}/two.db"
+    result = run("channel", "copy", log, to, "--leave-open", "--ahead", "100")
+    told = (
+        f"copied cluster test to {to}: 1 namespace, 2 bundles, 3 brokers, above offset 109; {log}"
+        " is left open\n"
     )
-    assert {"channel.db"} == names(tmp_path)
+    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert 0 == run("channel", "verify", log=to).exit_code
+    document = json.loads(run("channel", "copy", log, f"{to}2", "--leave-open", "--json").stdout)
+    assert 1_000_000_009 == document["base"]
+    assert 0 == run("namespaces", "create", "shop/orders", log=log).exit_code
 
 
-def test_an_export_overwrites_nothing(log: str, tmp_path: Path) -> None:
-    (tmp_path / "backup").write_text("precious")
-    result = run("channel", "export", str(tmp_path / "backup"), log=log)
-    assert (2, True) == (result.exit_code, "there is a file" in result.stderr.replace("\n", " "))
-    assert "precious" == (tmp_path / "backup").read_text()
-    result = run("channel", "export", str(tmp_path / "none" / "x"), log=log)
-    assert (2, False) == (result.exit_code, ".part" in result.stderr)
-
-
-def test_of_two_exports_to_one_file_the_later_is_refused(
-    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--leave-open", "--again"), "--again is for a copy that closes the old log"),
+        (("--leave-open", "--other-is-lost"), "--again is for a copy that closes the old log"),
+        (("--ahead", "5"), "--ahead is for a copy with --leave-open"),
+    ],
+)
+def test_options_that_exclude_each_other_are_usage_errors(
+    log: str, tmp_path: Path, options: tuple[str, ...], told: str
 ) -> None:
-    backup = tmp_path / "backup"
-    monkeypatch.setattr("os.fsync", lambda _: backup.write_text("precious"))
-    assert 2 == run("channel", "export", str(backup), log=log).exit_code
-    assert ("precious", {"channel.db", "backup"}) == (backup.read_text(), names(tmp_path))
+    result = run("channel", "copy", log, f"sqlite:{tmp_path}/two.db", *options)
+    assert (2, True) == (result.exit_code, told in result.stderr)
+    assert {"channel.db"} == names(tmp_path)
 
 
 def test_a_closed_log_takes_no_records(log: str, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ READERS = [
     ("show", "3"),
     ("why", "tenant/ns/0x00000000_0x80000000"),
     ("at", "9"),
-    ("export",),
 ]
 
 

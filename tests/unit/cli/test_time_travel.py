@@ -226,19 +226,6 @@ def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) ->
     assert "its first record was appended later" in result.stderr
 
 
-def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
-    made, export = f"sqlite:{tmp_path / 'imported.db'}", str(tmp_path / "export.jsonl")
-    assert (0, 0) == (
-        run("channel", "export", export, log=log).exit_code,
-        run("channel", "import", export, made).exit_code,
-    )
-    for command in (("at", "-1h"), ("diff", "-1h", "now")):
-        result = run("channel", *command, log=made)
-        assert ("", 2) == (result.stdout, result.exit_code)
-        assert "an import appends all records when it is made" in result.stderr
-    assert 0 == run("channel", "at", "now", log=made).exit_code
-
-
 def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
     made = f"sqlite:{tmp_path / 'copy.db'}"
     assert 0 == run("channel", "copy", log, made).exit_code
@@ -246,5 +233,5 @@ def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
         result = run("channel", *command, log=made)
         assert ("", 2) == (result.stdout, result.exit_code)
         assert f"error: the log {made} does not have the view at " in result.stderr
-        assert "it is a copy or an import; the records before offset" in result.stderr
+        assert "it is a copy; the records before offset" in result.stderr
     assert 0 == run("channel", "at", "now", log=made).exit_code

@@ -183,7 +183,7 @@ def test_a_usage_error_as_json_has_the_usage_line(log: str) -> None:
     )
 
 
-@pytest.mark.parametrize("command", [("verify",), ("export",), ("tail",), ("show", "1")])
+@pytest.mark.parametrize("command", [("verify",), ("tail",), ("show", "1")])
 def test_reading_ends_at_the_deadline(
     command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,14 +26,16 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import LEVEL_CLOSED, Genesis, LevelRecord
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
-from equipoise.compaction.copying import Copied, copy
+from equipoise.compaction.copying import Copied, back_up, copy
+from equipoise.compaction.retention import Retention
 from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of
-from tests.channels.compacting import restored_to_end
+from tests.channels.compacting import compacted, image_of, restored_to_end
 from tests.channels.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
 LEASE_MS = 20
@@ -621,3 +623,51 @@ def test_a_copy_has_a_deadline(old: TroubledLog, new: TroubledLog) -> None:
     with pytest.raises(DeadlineExceeded):
         copy(old, new, publisher="admin:ops", deadline=Deadline.after(timeout_ms=300))
     assert restored_to_end(old).live
+
+
+def backed_up(old: Log, new: Log) -> Copied:
+    """Make a backup of a log."""
+    return back_up(old, new, deadline=Deadline.after(timeout_ms=TIMEOUT_MS), ahead=1_000)
+
+
+def test_a_backup_has_the_view_of_a_log_that_goes_on(old: TroubledLog, new: TroubledLog) -> None:
+    channel = working_channel()
+    write(old, channel)
+    done = backed_up(old, new)
+    there, here = restored_to_end(old), restored_to_end(new)
+    assert held(there) == held(here)
+    assert there.brokers == here.brokers
+    assert there.offset + 1_000 == done.base == here.base
+    channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
+    write(old, channel)
+    assert channel.view.digest() == restored_to_end(old).digest()
+
+
+def test_a_log_with_a_damaged_snapshot_is_backed_up(old: TroubledLog, new: TroubledLog) -> None:
+    """Also if its beginning is gone, so that no broker would start on it."""
+    write(old, left_channel())
+    view = restored_to_end(old)
+    compacted(old, retain=Retention(unit="offsets", amount=4))
+    image = image_of(old)
+    old.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    old.compacted_snapshot().replace(
+        [SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS
+    )
+    with pytest.raises(ChannelIncomplete):
+        restored(old)
+    backed_up(old, new)
+    assert held(view) == held(restored_to_end(new))
+
+
+def test_what_cannot_be_backed_up_is_refused(old: TroubledLog, new: TroubledLog) -> None:
+    with pytest.raises(LogNotBegun):
+        backed_up(old, new)
+    write(old, left_channel())
+    copied(old, new)
+    other = MemoryLog(name="memory:other")
+    with pytest.raises(LogClosed):
+        backed_up(old, other)
+    write(other, left_channel())
+    with pytest.raises(CallerError, match="it has records already"):
+        backed_up(other, new)
+    other.close()

@@ -80,7 +80,7 @@ def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
         for create in (True, False):
             with pytest.raises(
                 OperatorError,
-                match=rf"{name}{suffix} has 2 names.*delete the other names.*channel export",
+                match=rf"{name}{suffix} has 2 names.*delete the other names.*channel copy",
             ):
                 open_log(f"sqlite:{name}", create=create)
     log.append([b"b"], timeout_ms=1_000)

@@ -130,7 +130,7 @@ def test_a_damaged_snapshot_of_a_log_that_was_cut_is_refused(log: GapLog) -> Non
     for begin in (restored, earliest):
         with pytest.raises(
             ChannelIncomplete,
-            match=r"from offset 1 to 3, and its snapshot cannot be used: its row 'genesis'.*import",
+            match=r"from offset 1 to 3, and its snapshot cannot be used: its row 'genesis'.*copy",
         ) as caught:
             begin(log)
         assert (1, 3, False) == (caught.value.first, caught.value.last, caught.value.copied)

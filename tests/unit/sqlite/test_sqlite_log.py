@@ -29,8 +29,7 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
     OperatorError,
 )
-from equipoise.channel.core.log import FIRST_OFFSET, Skipping
-from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite import log as sqlite_log
 from equipoise.channel.sqlite import storage as sqlite_storage
 from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
@@ -524,22 +523,6 @@ def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(
     connection = sqlite3.connect(path)
     assert [(1,)] == connection.execute("SELECT count(*) FROM entries").fetchall()
     connection.close()
-
-
-def test_offsets_can_be_left_out(log: SqliteLog) -> None:
-    """What is appended after a skip stands where it is told to, and a skip to where the log already
-    is changes nothing.
-    """
-    assert [1, 2] == list(append(log, b"a", b"b"))
-    for below in (0, 2, 3):
-        log.skip(below, timeout_ms=TIMEOUT_MS)
-    assert [3] == list(append(log, b"c"))
-    log.skip(100, timeout_ms=TIMEOUT_MS)
-    assert (99, False) == (log.end(), log.wait(4, timeout_ms=0))
-    assert [100] == list(append(log, b"d"))
-    assert [1, 2, 3, 100] == [entry.offset for entry in log.read(FIRST_OFFSET, limit=10)]
-    assert isinstance(log, Skipping)
-    assert not isinstance(MemoryLog(name="memory:skip"), Skipping)
 
 
 def test_a_truncation_leaves_the_lock_to_others_between_its_steps(
