@@ -384,23 +384,6 @@ def address_taken(*, address: str, log: str) -> OperatorError:
     )
 
 
-def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
-    """Return the error for a load bus that cannot be used. Brokers keep serving, but nothing is
-    balanced.
-    """
-    return PeerError(
-        f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended"
-    )
-
-
-def decision_log_unavailable(*, log: str, problem: str) -> PeerError:
-    """Return the error for a decision log that cannot be written or read. Balancing goes on."""
-    return PeerError(
-        f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides"
-        " is not kept"
-    )
-
-
 def conflict(
     key: str, problem: str, *, action: str, advice: str, reason: Reason = Reason.ILLEGAL_TRANSITION
 ) -> Rejected:

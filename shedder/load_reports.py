@@ -1,7 +1,4 @@
-"""Define load reports: the samples of brokers, the summaries made from them, and the port that
-carries both.
-
-The adapters of `LoadBus` in `brokers.load.bus` all call `summarized`.
+"""Define load reports: the samples of brokers, and the summaries made from them.
 
 A sample is small: it names a broker's busiest bundles and counts the others. The carrier of the
 samples keeps the averages, so they survive a broker that reads them: on Kafka in the tables of load
@@ -10,9 +7,8 @@ workers, otherwise beside the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from equipoise.shedder.loads import (
     FIGURE_MAX,
@@ -180,32 +176,3 @@ def _average(before: float, now: float, kept: float, *, most: float = FIGURE_MAX
     reported.
     """
     return blend(before, now, kept=kept) if 0 <= before <= most and 0 <= now <= most else now
-
-
-class LoadBus(Protocol):
-    """Carries samples from brokers to the keeper of summaries, and summaries to brokers. It keeps
-    only the latest, and may lose some.
-
-    The contract of every adapter, which one test suite checks:
-
-    * `latest` returns at most one summary per broker, ordered by id. Each was written as a whole,
-      and is the newest or nearly so.
-    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
-      its age.
-    * Averages are computed by `summarized` over the samples that arrived, from any handle.
-    * Calls may block for as long as writing a small file. An event loop makes them in a thread.
-    * Handles on one bus are independent, in one process or in many. Only one thread may use a
-      handle at a time.
-    """
-
-    def publish(self, sample: Sample) -> None:
-        """Publish a sample. Raises `PeerError`; the next call may succeed."""
-        ...
-
-    def withdraw(self, broker: str) -> None:
-        """Remove the reports of a broker that leaves. Raises `PeerError`."""
-        ...
-
-    def latest(self) -> Sequence[Summary]:
-        """Return the latest summary of each broker, without unreadable ones. Raises `PeerError`."""
-        ...

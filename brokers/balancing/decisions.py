@@ -1,14 +1,14 @@
 """Record the result of each round of balancing, so that people can see later why a bundle moved or
 stayed.
 
-This module holds the value and the port of the log. The adapters are in `brokers.decision_log`.
+`brokers.decision_log` keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 from equipoise.shedder.reported import format_percent
@@ -162,20 +162,3 @@ def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kin
         deviation_after=plan.deviation_after,
         budget=plan.budget,
     )
-
-
-class DecisionLog(Protocol):
-    """Keeps decisions in order, for as long as its adapter defines.
-
-    Safety does not depend on it: a decision that cannot be written is lost, and the loss is
-    reported. Calls may block, so an event loop makes them in a thread. Only one thread may use a
-    handle at a time.
-    """
-
-    def write(self, decision: Decision) -> None:
-        """Add one decision. Raises `PeerError`; the next call may succeed."""
-        ...
-
-    def newest(self, at_most: int) -> Sequence[Decision]:
-        """Return the last decisions, oldest first, without unreadable ones. Raises `PeerError`."""
-        ...

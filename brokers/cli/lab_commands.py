@@ -24,7 +24,7 @@ from equipoise.brokers.cli.options import Channel, directory, file
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_line
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
 from equipoise.channel.log.blocking_view import read_on
@@ -338,7 +338,7 @@ def _recorded(channel: Channel, *, steps: int, step_s: float) -> Recording:
     recording = Recording(step_s=step_s)
     began_s = time.monotonic()
     with channel.reading() as access, progress("recording", unit="steps") as note:
-        bus = open_load_bus(channel.log)
+        bus = LoadBus(channel.log)
         try:
             for step in range(steps):
                 time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
 from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.failures import RepeatedFailures
@@ -237,16 +237,14 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
     log_url, settings = worker.config.log_url, SettingsInForce(worker)
     metrics = worker.metrics.balancing
     writer = DecisionWriter(
-        open_decision_log(log_url),
+        DecisionLog(log_url),
         broker=worker.broker_id,
         clock=worker.clock,
         counted=metrics.decided,
     )
     # One bus handle per loop, because each loop uses its handle in its own threads.
-    reporter = LoadReporter(
-        worker, open_load_bus(log_url, keep=worker.config.observations), settings
-    )
-    balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
+    reporter = LoadReporter(worker, LoadBus(log_url), settings)
+    balancing = Balancing(worker, LoadBus(log_url), settings=settings, decided=writer.decided)
     splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
     return (writer.run(), reporter.run(), balancing.run(), splitting.run())
 

@@ -519,8 +519,8 @@ class WorkerConfig(BaseModel):
     observations: bool = Field(
         default=True,
         description=(
-            "Record beside the channel when this broker served each bundle, and on the embedded log"
-            " its load reports. Audits and archives (`equipoise spark`) read them; brokers do not."
+            "Record beside the channel when this broker served each bundle. Audits and archives"
+            " (`equipoise spark`) read it; brokers do not."
         ),
     )
     balance: bool = Field(

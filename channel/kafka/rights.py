@@ -68,7 +68,7 @@ _TOPICS: Final[Mapping[Role, Mapping[str, tuple[str, ...]]]] = {
         "-decisions": _WRITE,
         "-serving": _WRITE,
         "-samples": _WRITE,
-        "-loads": ("Read", "Create", "DescribeConfigs"),
+        "-loads": ("Read",),
     },
     Role.OPERATOR: {**_CHANNEL, "-decisions": ("Read",), "-loads": ("Read",)},
     Role.READER: _READER,

@@ -8,7 +8,9 @@ share data.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
@@ -24,6 +26,7 @@ from equipoise.channel.core.log import (
     check_position,
 )
 from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.side_log import Document, Kept, SideTopic
 from equipoise.channel.core.snapshot_store import (
     Check,
     CompactedSnapshot,
@@ -248,3 +251,63 @@ class MemoryLog:
         with the last handle.
         """
         self._storage = _Storage()
+
+
+SIDE_DOCUMENTS_MAX: Final = 2_000
+"""Documents of one topic that memory keeps at most: an hour of rounds of the balancer at the
+default interval, or two load reports of each of 1,000 brokers."""
+
+
+class _SideStorage:
+    """The state that all handles of one name and topic share. Hold `lock` to touch any field."""
+
+    def __init__(self, rows_max: int) -> None:
+        self.lock = threading.Lock()
+        self.kept: deque[Kept] = deque(maxlen=min(rows_max, SIDE_DOCUMENTS_MAX))
+        self.end = FIRST_OFFSET
+
+
+_side_storages: WeakValueDictionary[tuple[str, str], _SideStorage] = WeakValueDictionary()
+
+
+class MemorySideLog:
+    """A handle on one topic beside the in-memory log `name`, which lives as long as a handle on it.
+    See `SideLog`.
+    """
+
+    place: Final = "in the memory of this process"
+
+    def __init__(self, name: str, topic: SideTopic) -> None:
+        with _storages_lock:
+            self._storage = _side_storages.setdefault(
+                (name, topic.name), _SideStorage(topic.rows_max)
+            )
+
+    def append(self, documents: Sequence[Document]) -> None:
+        """See `SideLog.append`."""
+        now_ms = time.time_ns() // 1_000_000
+        with self._storage.lock:
+            for each in documents:
+                self._storage.kept.append(Kept(self._storage.end, now_ms, each.key, each.value))
+                self._storage.end += 1
+
+    def read(self, position: int, *, limit: int) -> Sequence[Kept]:
+        """See `SideLog.read`."""
+        with self._storage.lock:
+            first = self._storage.end - len(self._storage.kept)
+            skipped = position - first if first <= position <= self._storage.end else 0
+            return list(islice(self._storage.kept, skipped, skipped + limit))
+
+    def bounds(self) -> tuple[int, int]:
+        """See `SideLog.bounds`."""
+        with self._storage.lock:
+            return self._storage.end - len(self._storage.kept), self._storage.end
+
+    def position_at(self, time_ms: int) -> int:
+        """See `SideLog.position_at`."""
+        with self._storage.lock:
+            positions = (each.position for each in self._storage.kept if each.at_ms >= time_ms)
+            return next(positions, self._storage.end)
+
+    def close(self) -> None:
+        """See `SideLog.close`."""

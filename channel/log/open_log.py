@@ -1,4 +1,4 @@
-"""Open a `Log` from a URL.
+"""Open a `Log`, or a `SideLog` beside it, from a URL.
 
 This is the only module that knows all adapters.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url, missing_extra
 from equipoise.channel.core.log import Log
+from equipoise.channel.core.side_log import SideLog, SideTopic
 from equipoise.channel.kafka.settings import (
     CONFIG_FILE_VARIABLE,
     CONFIG_VARIABLE,
@@ -20,8 +22,9 @@ from equipoise.channel.kafka.settings import (
     checked,
     parsed,
 )
-from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.memory_log import MemoryLog, MemorySideLog
 from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.channel.sqlite.storage import Synchronous
 
 _SYNCHRONOUS: Final = {
@@ -87,14 +90,46 @@ def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
 
 def _open_kafka_log(url: str, *, create: bool) -> Log:
     address = address_of(url)
+    with _kafka_extra(what=f"the log {url}"):
+        from equipoise.channel.kafka.log import KafkaLog  # noqa: PLC0415 - see `_kafka_extra`
+    return KafkaLog(address, name=url, settings=kafka_settings(), create=create)
+
+
+@contextmanager
+def _kafka_extra(*, what: str) -> Iterator[None]:
+    """Say so if the block imports the client of Kafka, which comes with an extra, and that is not
+    installed.
+    """
     try:
-        # Its client comes with an extra.
-        from equipoise.channel.kafka.log import KafkaLog  # noqa: PLC0415
+        yield
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise missing_extra(what=f"the log {url}", extra="kafka") from error
-    return KafkaLog(address, name=url, settings=kafka_settings(), create=create)
+        raise missing_extra(what=what, extra="kafka") from error
+
+
+def open_side_log(url: str, topic: SideTopic) -> SideLog:
+    """Return a new handle on what is kept of `topic` beside the log at `url` (see `open_log`).
+
+    * `sqlite:PATH` has a table in the file `PATH.observations`.
+    * `kafka://SERVERS/TOPIC` has a topic of its own, `TOPIC-name`.
+    * `memory:NAME` has it in the memory of the process.
+
+    Raises `CallerError` for any other URL and without the extra `kafka`, and `InvalidKafkaSetting`.
+    """
+    path = log_path(url)
+    if path is not None:
+        return SqliteSideLog(path, topic, name=url)
+    if is_in_memory(url):
+        return MemorySideLog(url, topic)
+    if not url.startswith("kafka:"):
+        problem = f"{topic.content} cannot be beside a log of this kind"
+        raise invalid_log_url(url=url, problem=problem)
+    address = address_of(url)
+    with _kafka_extra(what=f"{topic.content} beside {url}"):
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - see `_kafka_extra`
+        from equipoise.channel.kafka.side_log import KafkaSideLog  # noqa: PLC0415 - as above
+    return KafkaSideLog(Clients(servers=address.servers, settings=kafka_settings()), address, topic)
 
 
 def kafka_settings() -> dict[str, str]:

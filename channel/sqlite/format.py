@@ -7,8 +7,6 @@
   `SNAPSHOT`_marker holds one row with the newest number that counts (see `snapshot_store`).
 * `HISTORY` and its marker are the same for the history snapshot. The first claim of the history
   snapshot adds them and raises the format to 3.
-* `DECISIONS` is no part of the log: it holds the balancers' decisions, for people and other
-  programs. The first decision adds it. Damage to it does not affect the log.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ FORMAT_WITH_HISTORY: Final = 3
 
 SNAPSHOT: Final = "twin"
 HISTORY: Final = "floor"
-DECISIONS: Final = "decisions"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
 """Offsets skipped at the first open after a restart of the machine.
@@ -61,11 +58,6 @@ _SNAPSHOT_TABLES: Final = (
 _HISTORY_TABLES: Final = (
     f"CREATE TABLE {HISTORY} {_ROWS}",
     f"CREATE TABLE {HISTORY}_marker {_MARKER}",
-)
-_DECISIONS_TABLE: Final = (
-    f"CREATE TABLE {DECISIONS} (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, broker TEXT NOT"
-    " NULL, kind TEXT NOT NULL, strategy TEXT NOT NULL, result TEXT NOT NULL, cause TEXT NOT NULL,"
-    " document TEXT NOT NULL)"
 )
 _TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
 # Columns are written as SQLite writes a table after ALTER TABLE, so that an upgraded file equals a
@@ -194,22 +186,6 @@ def make_history_snapshot(connection: sqlite3.Connection) -> None:
     # one.
     claim = time.time_ns()
     connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
-
-
-def has_decisions(connection: sqlite3.Connection) -> bool:
-    """Return whether the file has the table of decisions."""
-    [(known,)] = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (DECISIONS,)
-    ).fetchall()
-    return bool(known)
-
-
-def make_decisions(connection: sqlite3.Connection) -> None:
-    """Create the table of decisions, within the caller's transaction.
-
-    SQLite gives each row the greatest id plus one, so pruning must never remove the newest row.
-    """
-    connection.execute(_DECISIONS_TABLE)
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:

@@ -18,7 +18,7 @@ from compose.local_kafka.cluster import Cluster
 from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.balancing.settings.settings_records import Changes
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import newest_decisions
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
@@ -340,8 +340,7 @@ async def _decided(
     deadline = Deadline.after(timeout_ms=_DECIDED_MS)
     while deadline.remaining_ms():
         try:
-            log = open_decision_log(demo.cluster.log_url)
-            newest = await asyncio.to_thread(log.newest, _DECISIONS_MAX)
+            newest = await asyncio.to_thread(newest_decisions, demo.cluster.log_url, _DECISIONS_MAX)
         except PeerError:
             newest = ()
         if found := [each for each in newest if each.at_ms >= since_ms and is_wanted(each)]:

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.errors import PeerError
@@ -25,7 +26,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import LoadBus, Summary
+from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
 from tests.load import operator
 from tests.load.callers import CallerProcess

@@ -13,7 +13,7 @@ from typing import Final
 from compose.demo.acts import COUNTERS, MESSAGES, Act
 from compose.demo.demo import Demo, Screen
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.channel.core.errors import PeerError
@@ -136,7 +136,7 @@ async def _demo(
             http=http,
             callers=CallerProcess(plan),
             fleet=_fleet(cluster) if MESSAGES in bundles else None,
-            loads=open_load_bus(cluster.log_url),
+            loads=LoadBus(cluster.log_url),
             screen=screen,
         )
         created = [f"{namespace} with {count} bundles" for namespace, count in bundles.items()]

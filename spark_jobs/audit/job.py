@@ -23,7 +23,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.tables.reading import FINDING, Archive
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.archive.tables.small_files import compact_beside
-from equipoise.spark_jobs.audit.findings_out import FindingsOut, Numbered, findings_out
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.keyed_operator import findings_of
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
@@ -65,7 +65,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
-    out = findings_out(options.log_url)
+    out = FindingsOut(options.log_url)
     spark = spark_session(
         "equipoise audit",
         master=options.master,
@@ -88,8 +88,8 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
         with delayed_interrupts():
             watch.note(_start_note(name, sink, beginning))
             watch.note(
-                f"findings are printed here, and written to {options.archive / Table.FINDINGS} and"
-                f" {out.place}"
+                f"findings are printed here, and written to {options.archive / Table.FINDINGS}, and"
+                f" {FINDINGS.name} {out.place}"
             )
             older = kept_findings(options.archive, watch.note)
             stream = Stream(
@@ -144,11 +144,7 @@ def taker(
     def take(number: int, rows: pa.Table) -> None:
         nonlocal printed_last
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
-        bodies, ordinals = rows["body"].to_pylist(), rows["ordinal"].to_pylist()
-        found = [
-            Numbered(ordinal=ordinal, finding=parse_finding(body))
-            for ordinal, body in zip(ordinals, bodies, strict=True)
-        ]
+        found = [parse_finding(body) for body in rows["body"].to_pylist()]
         sink.write(number, rows)
         if number > printed_last:
             printed_last = number
@@ -159,15 +155,15 @@ def taker(
     return take
 
 
-def _print(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
+def _print(found: Sequence[Finding], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
     for each in found:
-        watch.found(each.finding.rule, 1)
+        watch.found(each.rule, 1)
     if as_json:
         for each in found:
-            watch.say(_document(each.finding, log=log))
+            watch.say(_document(each, log=log))
         return
     for each in found[:PRINTED_MAX]:
-        for line in lines(each.finding, log=log):
+        for line in lines(each, log=log):
             watch.say(line)
     if len(found) > PRINTED_MAX:
         watch.say(

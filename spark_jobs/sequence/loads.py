@@ -1,6 +1,6 @@
 """Turn a load report (a document of `Source.LOADS`) into rows of two tables.
 
-`brokers.load.bus.documents` defines the documents, `spark_jobs.archive.tables.schema` the columns.
+`brokers.load.documents` defines the documents, `spark_jobs.archive.tables.schema` the columns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.documents import decode_summary
+from equipoise.brokers.load.documents import decode_summary
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import BundleTraffic, Traffic, Use
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from equipoise.brokers.load.bus.topics import LoadTopics
+from equipoise.brokers.decision_log import DECISIONS
+from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.channel.core.errors import LogUnavailable, missing_extra
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress, without_secrets
@@ -50,9 +52,7 @@ def topics_of(address: KafkaAddress) -> dict[str, str]:
     """Return the topic of each source."""
     return {
         Source.CHANNEL.value: address.topic,
-        Source.DECISIONS.value: f"{address.topic}-decisions",
-        Source.SERVING.value: f"{address.topic}-serving",
-        Source.LOADS.value: LoadTopics(log=address.topic).summaries.name,
+        **{topic.name: topic.beside(address.topic) for topic in (DECISIONS, SERVING, LOADS)},
     }
 
 

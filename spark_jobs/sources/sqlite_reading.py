@@ -3,31 +3,38 @@ evidence and load reports.
 
 `spark_jobs.sources.sqlite_source` connects this to Spark.
 
-* SQLite opens each file as an ordinary reader, never with `immutable=1`, which ignores the WAL.
+* SQLite opens the files as an ordinary reader, never with `immutable=1`, which ignores the WAL.
 * No read transaction outlives a call: an open one keeps the WAL from starting over.
-* The observations file may be missing or appear at any time. Older brokers write none.
+* The file of side logs may be missing or appear at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from equipoise.brokers.runtime.observations.stores import FILE_SUFFIX
+from equipoise.brokers.decision_log import DECISIONS
+from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.channel.core.errors import LogDamaged, LogWentBack, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
-from equipoise.channel.sqlite.file import BOOT_ID, FileId, connect, this_boot, usable_path, with_id
-from equipoise.channel.sqlite.format import has_decisions
+from equipoise.channel.core.side_log import SideLogUnavailable, SideTopic
+from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
 from equipoise.channel.sqlite.log import checksum_of
+from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Positions, Source
 
-COMPANIONS: Final = (Source.DECISIONS, Source.SERVING, Source.LOADS)
-"""The sources other than the channel. Each has a table of its name with `id` (rising), `at_ms`,
-`broker` and `document`."""
+COMPANIONS: Final[Mapping[Source, SideTopic]] = {
+    Source.DECISIONS: DECISIONS,
+    Source.SERVING: SERVING,
+    Source.LOADS: LOADS,
+}
+"""The sources other than the channel: side logs."""
+
+PIECE: Final = 500
+"""Documents of a side log that are looked at at once, to find where a batch ends."""
 
 ROWS_AT_ONCE: Final = 10_000
 """Rows per read transaction: 10 MB of records of 1 kB, and about 20 ms in which the WAL cannot
@@ -53,7 +60,7 @@ BEGINNING: Final[Positions] = {source.value: FIRST_OFFSET for source in Source}
 
 
 class ChannelFiles:
-    """A connection to each of the two files, for use by one thread."""
+    """A connection to the log's file, and its side logs, for use by one thread."""
 
     def __init__(
         self,
@@ -70,12 +77,13 @@ class ChannelFiles:
         without `create`.
         """
         self.name = name
-        self._companions = tuple(source for source in COMPANIONS if source in sources)
+        self._companions = {
+            source: SqliteSideLog(path, topic, name=name)
+            for source, topic in COMPANIONS.items()
+            if source in sources
+        }
         real_path = usable_path(path, url=name, create=False)
         boot = this_boot(BOOT_ID)
-        self._observations_path = Path(f"{real_path}{FILE_SUFFIX}")
-        self._observations: sqlite3.Connection | None = None
-        self._observations_id: FileId = None
         self._storage = SqliteStorage(
             real_path, name=name, synchronous=Synchronous.FULL, boot=boot, create=False
         )
@@ -97,10 +105,8 @@ class ChannelFiles:
             )
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the log's file."""
         self._storage.close()
-        if self._observations is not None:
-            self._observations.close()
 
     def ends(self) -> dict[str, int]:
         """Return for each source the position after its newest entry; for an empty source, its
@@ -108,11 +114,9 @@ class ChannelFiles:
         """
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             ends = {Source.CHANNEL.value: (bounds.newest or bounds.start - 1) + 1}
-        for source in self._companions:
-            with contextlib.suppress(sqlite3.Error), self._connection_of(source) as connection:
-                ends[source] = (
-                    FIRST_OFFSET if connection is None else _newest_id(connection, source) + 1
-                )
+        for source, side_log in self._companions.items():
+            with contextlib.suppress(SideLogUnavailable):
+                ends[source] = side_log.bounds()[1]
         return {**self._beginning(), **ends}
 
     def _beginning(self) -> dict[str, int]:
@@ -142,7 +146,7 @@ class ChannelFiles:
             ends[source] = start[source]
             # Companion entries that cannot be read now are read later. The channel does not wait
             # for them.
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(SideLogUnavailable):
                 ends[source] = self._companion_end(
                     source, start[source], limit=limit, until=bound, youngest_ms=youngest_ms
                 )
@@ -206,27 +210,26 @@ class ChannelFiles:
     def _companion_end(
         self, source: Source, start: int, *, limit: int, until: int | None, youngest_ms: int | None
     ) -> int:
-        with self._connection_of(source) as connection:
-            if connection is None:
-                return start
-            # A name of ours.
-            query = (
-                f"SELECT id, at_ms, length(document) FROM {source}"  # noqa: S608
-                " WHERE id >= ? ORDER BY id LIMIT ?"
-            )
-            end, left_bytes = start, LOADS_BYTES_MAX if source is Source.LOADS else BATCH_BYTES_MAX
-            for number, at_ms, size in connection.execute(query, (start, limit)):
-                if (until is not None and number >= until) or (
-                    youngest_ms is not None and _time_ms(at_ms) > youngest_ms
-                ):
-                    break
-                left_bytes -= size or 0
-                if left_bytes < 0 and end > start:
-                    break
-                end = number + 1
-            # Ids in one file never fall. This file was created after the one read so far was
-            # deleted.
-            return FIRST_OFFSET if _newest_id(connection, source) + 1 < start else end
+        side_log = self._companions[source]
+        first, newest = side_log.bounds()
+        if first == newest:  # Nothing is there, or the file is away.
+            return start
+        # Positions in one file never fall. This file was created after the one read so far was
+        # deleted.
+        if newest < start:
+            return FIRST_OFFSET
+        end, below = start, newest if until is None else min(newest, until)
+        left_bytes = LOADS_BYTES_MAX if source is Source.LOADS else BATCH_BYTES_MAX
+        while end < below and limit > 0:
+            found = side_log.read(end, limit=min(limit, PIECE))
+            for kept in found:
+                left_bytes -= len(kept.value or b"")
+                is_late = youngest_ms is not None and _time_ms(kept.at_ms) > youngest_ms
+                if kept.position >= below or is_late or (left_bytes < 0 and end > start):
+                    return end
+                end = kept.position + 1
+            limit -= len(found)
+        return end
 
     def _channel_rows(self, begin: int, end: int) -> list[Arrival]:
         found: list[Arrival] = []
@@ -271,72 +274,17 @@ class ChannelFiles:
         return found
 
     def _companion_rows(self, source: Source, begin: int, end: int) -> list[Arrival]:
-        with self._connection_of(source) as connection:
-            if connection is None:
-                return []
-            # As above.
-            query = (
-                f"SELECT id, at_ms, document FROM {source}"  # noqa: S608
-                " WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
-            )
-            rows = connection.execute(query, (begin, end, ROWS_AT_ONCE)).fetchall()
+        found = self._companions[source].read(begin, limit=min(end - begin, ROWS_AT_ONCE))
         return [
-            Arrival(source.value, number, _time_ms(at_ms), _bytes(document))
-            for number, at_ms, document in rows
+            Arrival(source.value, kept.position, _time_ms(kept.at_ms), kept.value)
+            for kept in found
+            if begin <= kept.position < end  # Not of a file that was made anew since.
         ]
 
     def _query(self, query: str, *values: int) -> list[tuple[int | None, ...]]:
         return self._storage.connection.execute(query, values).fetchall()
 
-    @contextlib.contextmanager
-    def _connection_of(self, source: Source) -> Iterator[sqlite3.Connection | None]:
-        """Yield the connection that can read a companion's table now; None if the table does not
-        exist yet. Raises `sqlite3.Error`.
-        """
-        if source is Source.DECISIONS:
-            with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
-                yield self._storage.connection if has_decisions(self._storage.connection) else None
-            return
-        connection = self._opened_observations()
-        try:
-            has_table = connection is not None and _has_table(connection, source)
-            yield connection if has_table else None
-        except sqlite3.Error:
-            if connection is not None:
-                connection.close()
-                self._observations = None
-            raise
-
-    def _opened_observations(self) -> sqlite3.Connection | None:
-        found = with_id(self._observations_path)[1]
-        # Removed or replaced.
-        if self._observations is not None and found != self._observations_id:
-            self._observations.close()
-            self._observations = None
-        if self._observations is None and found is not None:
-            self._observations = connect(self._observations_path, create=False)
-            self._observations_id = found
-            self._observations.execute(f"PRAGMA busy_timeout = {READ_MS_MAX}").fetchall()
-        return self._observations
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    [(known,)] = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)
-    ).fetchall()
-    return bool(known)
-
-
-def _newest_id(connection: sqlite3.Connection, table: Source) -> int:
-    # A fixed name.
-    [(newest,)] = connection.execute(f"SELECT max(id) FROM {table}").fetchall()  # noqa: S608
-    return int(newest or 0)
-
 
 def _time_ms(value: object) -> int:
     """Return a Unix time within Spark's range; 0 for an invalid value."""
     return min(max(value, 0), TIME_MS_MAX) if isinstance(value, int) else 0
-
-
-def _bytes(value: object) -> bytes | None:
-    return value if isinstance(value, bytes) else None

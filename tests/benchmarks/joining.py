@@ -18,7 +18,7 @@ from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.ranges import bundle_contains, key_hash
@@ -27,7 +27,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import LoadBus, Summary
+from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.transfer import calls
@@ -198,7 +198,7 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
             Plan(brokers=cluster.addresses, streams=streams(ranges), history=history)
         )
         await parts.enter_async_context(callers)
-        watch = Watch(table=table, bus=open_load_bus(log_url), is_balanced=is_balanced)
+        watch = Watch(table=table, bus=LoadBus(log_url), is_balanced=is_balanced)
         await asyncio.sleep(WARM_UP_S)
         await watch.balanced_ns(Deadline.after(timeout_ms=PATIENCE_MS))
         parts.callback(table.listen(observer.folded))

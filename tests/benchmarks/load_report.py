@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.bus.documents import SAMPLE_BYTES_MAX, encode_sample, light
+from equipoise.brokers.load.documents import SAMPLE_BYTES_MAX, encode_sample, light
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.clock import SystemClock

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -28,13 +27,13 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     RoundSettings,
     placement_of,
 )
-from equipoise.brokers.load.bus.files import FileLoadBus
-from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
 from equipoise.shedder.cost_column import pack
-from equipoise.shedder.load_reports import LoadBus, Sample
+from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.view import view_of
@@ -165,9 +164,11 @@ async def measured(rounds: Rounds, files: LoadBus) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure and print."""
-    view, bus = view_of(BUNDLES, brokers=BROKERS), MemoryLoadBus("planning")
+    view, bus = view_of(BUNDLES, brokers=BROKERS), LoadBus("memory:planning")
     with tempfile.TemporaryDirectory() as folder:
-        files = FileLoadBus(Path(folder))
+        url = f"sqlite:{folder}/log"
+        open_log(url).close()
+        files = LoadBus(url)
         for sample in samples_of(view):
             bus.publish(sample)
             files.publish(sample)

@@ -1,4 +1,4 @@
-"""Every adapter of `LoadBus`, for tests/contract/test_load_bus_contract.py."""
+"""Every log that has a `LoadBus`, for tests/contract/test_load_bus_contract.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka
 from tests.load.load_workers import a_load_worker
 
@@ -32,6 +33,12 @@ class Adapter:
     is_slow: bool = False
 
 
+def embedded_url(folder: Path) -> str:
+    url = f"sqlite:{folder}/log.db?synchronous=normal"
+    open_log(url).close()
+    return url
+
+
 def topic_url(request: pytest.FixtureRequest) -> str:
     kafka = request.getfixturevalue("kafka")
     assert isinstance(kafka, Kafka)
@@ -40,7 +47,7 @@ def topic_url(request: pytest.FixtureRequest) -> str:
 
 ADAPTERS = (
     Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
-    Adapter(id="files", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
+    Adapter(id="files", url_in=lambda folder, _: embedded_url(folder)),
     Adapter(
         id="kafka",
         url_in=lambda _, request: topic_url(request),

@@ -1,25 +1,25 @@
-"""One suite for the contract of every `LoadBus` in shedder/load_reports.py, and tests of what only
-files can suffer.
-"""
+"""One suite for the load bus on every log, and tests of what only files can suffer."""
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, encode_summary, light
-from equipoise.brokers.load.bus.files import KEPT_SECONDS, FileLoadBus
-from equipoise.channel.core.errors import CallerError, PeerError
-from equipoise.shedder.load_reports import LoadBus, Sample, Summary, summarized
+from equipoise.brokers.load import bus as module
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.documents import light
+from equipoise.brokers.load.topics import LOADS
+from equipoise.channel.core.side_log import Document
+from equipoise.channel.log.open_log import open_log, open_side_log
+from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
 from tests.contract.load_bus_adapters import ADAPTERS
 
@@ -38,10 +38,10 @@ def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
     bus lives on.
     """
     url = request.param.url_in(tmp_path, request)
-    held = open_load_bus(url)
+    held = LoadBus(url)
     with request.param.summarizing(url):
         started_ms.cache_clear()
-        yield lambda: open_load_bus(url)
+        yield lambda: LoadBus(url)
     held.latest()
 
 
@@ -85,6 +85,13 @@ def summary(*samples: Sample) -> Summary:
         found = summarized(found, each)
     assert found is not None
     return found
+
+
+def file_url(folder: Path) -> str:
+    """The URL of a new embedded log."""
+    url = f"sqlite:{folder}/log.db"
+    open_log(url).close()
+    return url
 
 
 def until(bus: LoadBus, condition: Callable[[Sequence[Summary]], bool]) -> Sequence[Summary]:
@@ -192,62 +199,28 @@ def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> 
         publishing.result()
 
 
-def test_a_log_of_another_kind_has_no_bus() -> None:
-    with pytest.raises(CallerError, match="kafka"):
-        open_load_bus("kafka:localhost:9092/channel")
-
-
 # --- what only files can suffer ---
 
 
-def only_file(folder: Path) -> Path:
-    (path,) = folder.iterdir()
-    return path
-
-
-def test_buses_stand_beside_their_logs(tmp_path: Path) -> None:
-    """The folder is the log's path with a suffix, for any options in the URL."""
-    open_load_bus(f"sqlite:{tmp_path}/log.db?synchronous=normal").publish(sample("a"))
-    assert [tmp_path / "log.db.loads"] == list(tmp_path.iterdir())
-
-
-def test_files_of_brokers_long_gone_are_taken_away(tmp_path: Path) -> None:
-    """A file that was not replaced for an hour is neither read nor kept."""
-    bus = FileLoadBus(tmp_path / "loads")
+def test_a_report_of_a_broker_long_gone_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an old handle and by a new one, after an hour."""
+    url = file_url(tmp_path)
+    bus = LoadBus(url)
     bus.publish(sample("a"))
-    path = only_file(tmp_path / "loads")
-    os.utime(path, (0, time.time() - KEPT_SECONDS + 60))
-    assert [summary(sample("a"))] == list(bus.latest())
-    os.utime(path, (0, time.time() - KEPT_SECONDS - 60))
-    assert [] == list(bus.latest())
-    assert [] == list((tmp_path / "loads").iterdir())
+    now_ns = time.time_ns()
+    for later_s, expected in ((3_500, [summary(sample("a"))]), (3_700, [])):
+        monkeypatch.setattr(module, "time", Mock(time_ns=lambda at=later_s: now_ns + at * 10**9))
+        assert expected == list(bus.latest()) == list(LoadBus(url).latest())
 
 
-DAMAGED = {
-    "nothing": b"",
-    "no summary": b'{"broker": "a"}',
-    "too long": encode_summary(summary(sample("a"))) + b" " * SUMMARY_BYTES_MAX,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: bytes) -> None:
+def test_an_unreadable_summary_is_passed_over(tmp_path: Path) -> None:
     """The next sample replaces it."""
-    bus = FileLoadBus(tmp_path / "loads")
+    url = file_url(tmp_path)
+    bus = LoadBus(url)
     bus.publish(sample("a", x=1))
-    only_file(tmp_path / "loads").write_bytes(damage)
+    open_side_log(url, LOADS).append([Document("a", b'{"broker": "a"}')])
     assert [] == list(bus.latest())
     bus.publish(sample("a", x=2))
     assert [summary(sample("a", x=2))] == list(bus.latest())
-
-
-def test_a_folder_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
-    """A file is in the place of the folder."""
-    (tmp_path / "loads").touch()
-    bus = FileLoadBus(tmp_path / "loads")
-    with pytest.raises(PeerError, match="loads"):
-        bus.publish(sample("a"))
-    with pytest.raises(PeerError, match="Not a directory"):
-        bus.withdraw("a")
-    with pytest.raises(PeerError, match="Not a directory"):
-        bus.latest()

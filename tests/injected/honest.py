@@ -9,10 +9,12 @@ from functools import cache, partial
 from typing import Final, Protocol
 from unittest.mock import patch
 
+import orjson
+
 from equipoise.brokers.agent.effects import Effect, Open, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.runtime.observations.records import Served
+from equipoise.brokers.runtime.observations.writer import Served
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.ranges import bundle_contains
 from equipoise.channel.core.reader import Folded
@@ -323,5 +325,5 @@ class _Notebook(Checkers):
         )
         serving = self._run.serving
         serving.append(
-            Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.observation().document)
+            Arrival(Source.SERVING, len(serving) + 1, served.at_ms, orjson.dumps(served))
         )

@@ -16,21 +16,21 @@ from typer.testing import CliRunner
 
 from equipoise.brokers.cli.main import app
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.embedding.embedded import Worker
-from equipoise.brokers.runtime.observations.records import Kind, Observation
-from equipoise.brokers.runtime.observations.stores import open_observations
+from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, PeerError
 from equipoise.channel.core.log import Log
+from equipoise.channel.core.side_log import Document
 from equipoise.channel.core.snapshot_store import SnapshotRow, SnapshotStore
 from equipoise.channel.kafka.rights import Resource, Right, Role, rights_of
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.examples.fastapi_app import Visits
 from equipoise.shedder.load_reports import Sample
-from equipoise.spark_jobs.audit.findings_out import Numbered, findings_out
+from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.rules.rule import Finding
 from tests.decisions import idle
 from tests.kafka.fixtures import or_skipped
@@ -129,28 +129,26 @@ def command(line: str, log: str, *, code: int = 0) -> str:
 
 def publish_load(url: str) -> None:
     """Publish a sample, as a broker does."""
-    bus = open_load_bus(url)
+    bus = LoadBus(url)
     patiently(lambda: bus.publish(Sample(broker="b", at_ms=time.time_ns() // 1_000_000)))
 
 
 def read_loads(url: str) -> None:
     """Read the summaries."""
-    bus = open_load_bus(url)
+    bus = LoadBus(url)
     patiently(bus.latest)
 
 
 def write_decision(url: str) -> None:
     """Write a decision."""
-    decisions = open_decision_log(url)
+    decisions = DecisionLog(url)
     patiently(lambda: decisions.write(idle()))
 
 
 def write_observation(url: str) -> None:
     """Write what a broker served."""
-    observations = open_observations(url)
-    patiently(
-        lambda: observations.write(Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")])
-    )
+    serving = open_side_log(url, SERVING)
+    patiently(lambda: serving.append([Document("b", b"{}")]))
 
 
 BESIDE = (publish_load, read_loads, write_decision, write_observation)
@@ -203,9 +201,9 @@ async def test_each_role_works_with_its_rights(place: Place) -> None:
 
     finding = Finding(rule="r", subject="s", offsets=(1,), text="t", at_ms=1, command="c")
     # One warning: a reader may not.
-    findings_out(place.url).put([Numbered(finding=finding, ordinal=0)])
+    FindingsOut(place.url).put([finding])
     place.become_role(Role.AUDIT)
-    findings_out(place.url).put([Numbered(finding=finding, ordinal=0)])
+    FindingsOut(place.url).put([finding])
 
 
 def test_only_a_user_with_alter_grants_rights(place: Place) -> None:
@@ -251,7 +249,7 @@ CASES: Sequence[tuple[str, str, Callable[[str], object]]] = [
     ("Write", "-decisions", write_decision),
     ("Write", "-serving", write_observation),
     ("Write", "-samples", publish_load),
-    ("Read", "-loads", publish_load),  # The first sample makes both topics.
+    ("Read", "-loads", read_loads),
 ]
 """The operation and topic that are missing, and a deed that needs them."""
 

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_broker import ports_of
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
@@ -28,7 +28,7 @@ from equipoise.channel.core.records import Renewed
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import CONFIG_VARIABLE, address_of, as_text
 from equipoise.channel.log.open_log import open_log
-from equipoise.shedder.load_reports import LoadBus, Sample, Summary
+from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
 from tests.kafka.tokens import kafka_with_tokens
@@ -116,7 +116,7 @@ def test_a_load_worker_logs_in_by_tokens_as_brokers_do(
             log.append([b"a broker"], timeout_ms=10_000)
         with a_load_worker(log_url):
             assert 100.0 == rate_of(
-                published(open_load_bus(log_url), sample("a:1", now_ms(), rate=100.0))
+                published(LoadBus(log_url), sample("a:1", now_ms(), rate=100.0))
             )
 
 
@@ -124,7 +124,7 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
     """After `kill -9` of all, a new one continues with the averages of a broker and of a bundle
     that moves meanwhile.
     """
-    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus, began_ms = LoadBus(log_url), now_ms()
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
     try:
         for worker in workers:
@@ -153,7 +153,7 @@ def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path:
     """Two workers share the partitions. One is stopped, the other takes over with its averages.
     Woken again, the first joins again.
     """
-    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus, began_ms = LoadBus(log_url), now_ms()
     brokers = [f"broker-{number}:1" for number in range(16)]
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
 
@@ -186,13 +186,13 @@ def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path:
 
 def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
     """Its age shows it."""
-    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus, began_ms = LoadBus(log_url), now_ms()
     bus.publish(sample("a:1", began_ms))
     assert [] == list(bus.latest())
     with a_load_worker(log_url):
         until(lambda: summary_of(bus, "a:1") is not None, "what was published before a worker ran")
     bus.publish(sample("a:1", began_ms + STEP_MS))
-    assert [began_ms] == [summary.load.taken_ms for summary in open_load_bus(log_url).latest()]
+    assert [began_ms] == [summary.load.taken_ms for summary in LoadBus(log_url).latest()]
 
 
 def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
 
 def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
     """Invalid samples and impossible figures are logged, and the next sample counts."""
-    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus, began_ms = LoadBus(log_url), now_ms()
     with a_load_worker(log_url) as worker:
         published(bus, sample("a:1", began_ms, used=0.5))
         bus.publish(sample("old:1", began_ms - 3_600_000))
@@ -325,7 +325,7 @@ def of(own_kafka: OwnKafka, purpose: str) -> str:
 def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
     """Kafka is killed and restarted. The same worker continues with the averages."""
     log_url = of(own_kafka, "outage")
-    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus, began_ms = LoadBus(log_url), now_ms()
     with a_load_worker(log_url) as worker:
         published(bus, sample("a:1", began_ms, used=1.0))
         own_kafka.cluster.kill()
@@ -461,7 +461,7 @@ def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> N
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     ) as up:
         try:
-            until(lambda: bool(open_load_bus(log_url).latest()), "a summary of its broker")
+            until(lambda: bool(LoadBus(log_url).latest()), "a summary of its broker")
         finally:
             up.send_signal(signal.SIGTERM)
             said, errors = up.communicate(timeout=PATIENCE_S)
@@ -500,7 +500,7 @@ def test_topics_that_were_made_otherwise_are_told_of_and_used(
     """
     made_by_hand(log_url, "-samples", partitions=3)
     made_by_hand(log_url, "-loads", partitions=1)
-    bus = open_load_bus(log_url)
+    bus = LoadBus(log_url)
     with a_load_worker(log_url) as worker:
         published(bus, sample("a:1", now_ms()))
         assert [0, 1, 2] == worker.partitions()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.brokers.load.bus.documents import encode_sample
+from equipoise.brokers.load.documents import encode_sample
 from equipoise.brokers.load.worker.steps import (
     Arrived,
     BrokerUpdate,

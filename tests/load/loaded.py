@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
@@ -42,7 +42,7 @@ def loaded(
     """
     log = write(channel.entries, folder)
     for broker in percents:
-        open_load_bus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
+        LoadBus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
     return log
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.documents import (
+from equipoise.brokers.load.documents import (
     SAMPLE_BYTES_MAX,
     SUMMARY_BYTES_MAX,
     decode_bundle,

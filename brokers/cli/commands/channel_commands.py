@@ -24,7 +24,7 @@ from equipoise.brokers.cli.options import Channel
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import FOR_PEOPLE, print_json, print_line
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
@@ -232,7 +232,7 @@ def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
     is not known, or cannot be read.
     """
     try:
-        newest = open_decision_log(log).newest(_DECISIONS_MAX)
+        newest = newest_decisions(log, _DECISIONS_MAX)
     except PeerError:
         return None
     lines = (

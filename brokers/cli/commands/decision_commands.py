@@ -13,8 +13,7 @@ from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.options import LogOption, handle
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_json, print_line, print_wrapped
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.documents import document_of
+from equipoise.brokers.decision_log import document_of, newest_decisions
 from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
 
@@ -44,7 +43,7 @@ def decisions(
     round, its outcome follows: the load of each broker as it was predicted and as it was measured.
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
-        found = open_decision_log(log).newest(limit)
+        found = newest_decisions(log, limit)
     if results.as_json:
         print_json([document_of(decision) for decision in found])
         return

@@ -20,7 +20,7 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format
 from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.output import Row, print_heading, print_line, print_table, print_wrapped
 from equipoise.brokers.cli.rows import control_line
-from equipoise.brokers.decision_log.documents import document_of as decision_document
+from equipoise.brokers.decision_log import document_of as decision_document
 from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
 

@@ -36,9 +36,9 @@ from equipoise.brokers.cli.commands.forecasts import Seen, document_of, print_fo
 from equipoise.brokers.cli.options import Admin, BrokerConfOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_json
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, Rejected
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.operations.access import until
 from equipoise.brokers.operations.moves import transfer_batch
 from equipoise.brokers.operations.on_channel import ChannelPort, run
@@ -167,7 +167,7 @@ def plan(
     with admin.reading() as access:
         view = access.view
         settings = with_values(settings_in(view, base), given)
-        summaries = open_load_bus(admin.log).latest()
+        summaries = LoadBus(admin.log).latest()
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_decisions(admin.log)
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
@@ -276,7 +276,7 @@ def _newest_decisions(log: str) -> Mapping[Kind, Decision]:
     does not need them.
     """
     try:
-        return {decision.kind: decision for decision in open_decision_log(log).newest(_SEARCHED)}
+        return {decision.kind: decision for decision in newest_decisions(log, _SEARCHED)}
     except PeerError:
         return {}
 

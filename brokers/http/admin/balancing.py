@@ -36,8 +36,8 @@ from equipoise.brokers.balancing.settings.settings_records import (
     settings_in,
     settings_of,
 )
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.documents import document_of as decision_document
+from equipoise.brokers.decision_log import document_of as decision_document
+from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
@@ -158,7 +158,7 @@ class Decisions:
     async def newest(self, request: web.Request) -> web.Response:
         """Return the newest decisions, oldest first."""
         limit = integer_of(request, "limit", default=_DECISIONS, at_most=_DECISIONS_MAX)
-        found = await asyncio.to_thread(lambda: open_decision_log(self._log_url).newest(limit))
+        found = await asyncio.to_thread(newest_decisions, self._log_url, limit)
         return json_answer([decision_document(decision) for decision in found])
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.documents import decode_bundle, encode_bundle
+from equipoise.brokers.load.documents import decode_bundle, encode_bundle
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id

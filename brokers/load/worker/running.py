@@ -12,22 +12,23 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import faust
 from aiokafka.errors import KafkaError
 
-from equipoise.brokers.errors import load_bus_unavailable
-from equipoise.brokers.load.bus.kafka import made
-from equipoise.brokers.load.bus.topics import LoadTopic, LoadTopics, differences
+from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
 from equipoise.brokers.load.worker.access import Access, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import Bug, OperatorError
-from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
-from equipoise.channel.kafka.client import Administrator, Clients
+from equipoise.channel.core.side_log import SideLogUnavailable
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.kafka.side_log import made
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import stop_event
 
@@ -86,7 +87,7 @@ async def _work(start: _Start, folder: Path, *, timeout_ms: int) -> None:
     reason = app.crash_reason
     if reason is None and tasks[0].done():
         reason = tasks[0].exception()
-    error = None if reason is None or stopping.is_set() else _as_error(reason, place.topics)
+    error = None if reason is None or stopping.is_set() else _as_error(reason, place.log)
     _end_soon(error)
     await app.stop()
     for task in tasks:
@@ -94,14 +95,14 @@ async def _work(start: _Start, folder: Path, *, timeout_ms: int) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     if error is not None:
         raise error from reason
-    logger.info("load worker stopped", extra={"group": place.topics.group})
+    logger.info("load worker stopped", extra={"group": group_of(place.log)})
 
 
 async def _carry(app: faust.App, place: Place) -> None:
     """Start the app, and return when it has ended."""
     await app.start()
     logger.info(
-        "load worker started", extra={"group": place.topics.group, "partitions": place.partitions}
+        "load worker started", extra={"group": group_of(place.log), "partitions": place.partitions}
     )
     await app.wait_until_stopped()
 
@@ -124,14 +125,14 @@ def _end_soon(error: Exception | None) -> None:
     timer.start()
 
 
-def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:
+def _as_error(reason: BaseException, log: str) -> Exception:
     """Return our error for what ended the app."""
     if isinstance(reason, KafkaError):
-        return load_bus_unavailable(
-            bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__
+        return SideLogUnavailable(
+            LOADS, place=f"of the topics {log}-*", problem=str(reason) or type(reason).__name__
         )
     return Bug(
-        f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please"
+        f"the load worker of {group_of(log)} ended with {type(reason).__name__}: {reason}; please"
         " report it"
     )
 
@@ -146,7 +147,6 @@ class _Start:
         self._access = access
         self._clients = clients
         self._log_url = log_url
-        self._topics = LoadTopics(log=address.topic)
 
     async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
         """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker`
@@ -170,47 +170,32 @@ class _Start:
         return None
 
     def _looked(self, deadline: Deadline) -> Place:
-        topics = self._topics
+        log = self._address.topic
         with self._clients.administrator() as administrator:
-            if (
-                administrator.describe(self._address.topic, timeout_ms=deadline.remaining_ms())
-                is None
-            ):
+            if administrator.describe(log, timeout_ms=deadline.remaining_ms()) is None:
                 # Brokers may start later and create it, or the name is mistyped.
                 logger.warning(
                     "there is no such channel yet, and no broker of it",
                     extra={"log": self._log_url},
                 )
-            partitions = self._made(administrator, topics.samples, deadline).partitions
-            self._made(administrator, topics.summaries, deadline)
+            create = partial(
+                made, administrator, replication=self._address.replication, deadline=deadline
+            )
+            samples = SAMPLES.beside(log)
+            partitions = create(samples, SAMPLES).partitions
+            create(LOADS.beside(log), LOADS)
             # Faust assigns the same partition of these topics to one worker, so that a row is where
             # its messages are.
-            for shared in (
-                topics.sightings,
-                topics.handovers,
-                topics.brokers_table,
-                topics.bundles_table,
-            ):
-                topic = shared(partitions)
-                facts = self._made(administrator, topic, deadline)
+            for topic in worker_topics(partitions).values():
+                name = topic.beside(log)
+                facts = create(name, topic)
                 if facts.partitions != partitions:
                     raise OperatorError(
-                        f"load workers cannot use the topic {topic.name}: it has {facts.partitions}"
-                        f" partitions, and needs {partitions}, as many as {topics.samples.name};"
-                        " stop the load workers and delete the topic. They create it again, and"
-                        " only the averages are lost"
+                        f"load workers cannot use the topic {name}: it has {facts.partitions}"
+                        f" partitions, and needs {partitions}, as many as {samples}; stop the load"
+                        " workers and delete the topic. They create it again, and only the averages"
+                        " are lost"
                     )
         return Place(
-            servers=self._address.servers, access=self._access, topics=topics, partitions=partitions
+            servers=self._address.servers, access=self._access, log=log, partitions=partitions
         )
-
-    def _made(
-        self, administrator: Administrator, topic: LoadTopic, deadline: Deadline
-    ) -> TopicFacts:
-        facts = made(administrator, topic, replication=self._address.replication, deadline=deadline)
-        for difference in differences(topic, facts):
-            logger.warning(
-                "topic not as it would be made",
-                extra={"topic": topic.name, "difference": difference},
-            )
-        return facts

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_summary
-from equipoise.brokers.load.bus.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
+from equipoise.brokers.load.documents import decode_sample, decode_summary, encode_summary
+from equipoise.brokers.load.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import (
     Row,
     Sighting,

@@ -22,7 +22,7 @@ import faust
 from faust.auth import Credentials, OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
-from equipoise.brokers.load.bus.topics import LoadTopics
+from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
 from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens
 from equipoise.brokers.load.worker.steps import (
     Arrived,
@@ -35,6 +35,7 @@ from equipoise.brokers.load.worker.steps import (
     on_sighting,
 )
 from equipoise.brokers.load.worker.tokens import TokenProvider
+from equipoise.channel.core.side_log import SideTopic
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,13 @@ _LOOKED_AT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how to connect, and the
-    existing topics.
+    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how to connect, the
+    topic of the log, and the partitions of the topics that workers share.
     """
 
     servers: str
     access: Access
-    topics: LoadTopics
+    log: str
     partitions: int
 
 
@@ -75,21 +76,22 @@ class Streams:
         self.app = _app(place, folder)
         self._place = place
         self._troubles = Troubles()
-        topics, partitions = place.topics, place.partitions
+        partitions, shared = place.partitions, worker_topics(place.partitions)
         self._brokers = self._table("brokers", partitions)
         self._bundles = self._table("bundles", partitions)
         self._old_brokers = _Round(self._brokers)
         self._old_bundles = _Round(self._bundles)
-        self._summaries = self._topic(topics.summaries.name)
-        self._sightings = self._topic(topics.sightings(partitions).name)
-        self._handovers = self._topic(topics.handovers(partitions).name)
-        samples = self._topic(topics.samples.name)
+        self._summaries = self._topic(LOADS)
+        self._sightings = self._topic(shared["sightings"])
+        self._handovers = self._topic(shared["handovers"])
+        samples = self._topic(SAMPLES)
         self.app.on_partitions_assigned.connect(self._tell_partitions, weak=False)
         self.app.agent(samples, name="samples")(self._on_samples)
         self.app.agent(self._sightings, name="sightings")(self._on_sightings)
         self.app.agent(self._handovers, name="handovers")(self._on_handovers)
 
-    def _topic(self, name: str) -> TopicT:
+    def _topic(self, topic: SideTopic) -> TopicT:
+        name = topic.beside(self._place.log)
         return self.app.topic(name, key_type=bytes, value_type=bytes, allow_empty=True)
 
     def _table(self, name: str, partitions: int) -> TableT[bytes, bytes]:
@@ -103,7 +105,7 @@ class Streams:
             place.partition
             for places in assigned
             for place in places
-            if place.topic == self._place.topics.samples.name
+            if place.topic == SAMPLES.beside(self._place.log)
         )
         logger.info("load worker has partitions", extra={"partitions": mine})
 
@@ -201,7 +203,7 @@ class _Round:
 
 def _app(place: Place, folder: Path) -> faust.App:
     return faust.App(
-        place.topics.group,
+        group_of(place.log),
         autodiscover=False,
         broker=[f"kafka://{server}" for server in place.servers.split(",")],
         broker_client_id="equipoise-load-worker",

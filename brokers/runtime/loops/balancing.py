@@ -36,6 +36,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     placement_of,
 )
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.moves import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
@@ -47,7 +48,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import LoadBus, Summary, fault_of_summary
+from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.plan import Idle, Move, Plan
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import EndedMove, Since

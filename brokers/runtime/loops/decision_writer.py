@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from equipoise.brokers.balancing.decisions import Decision, DecisionLog
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.channel.core.errors import Overloaded

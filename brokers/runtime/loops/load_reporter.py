@@ -13,7 +13,8 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.bus.documents import light
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.documents import light
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import (
     BundleAverages,
@@ -28,7 +29,7 @@ from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.shedder.load_reports import LoadBus, Sample
+from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic
 
 _logger: Final = logging.getLogger(__name__)

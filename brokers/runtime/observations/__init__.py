@@ -1,3 +1,3 @@
-"""What brokers record about serving, for audits and checkers: the records, their stores, and the
-threads that write.
+"""What brokers record about serving, for audits and checkers: the records, and the threads that
+write them.
 """

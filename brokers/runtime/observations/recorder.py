@@ -25,10 +25,14 @@ from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
-from equipoise.brokers.runtime.observations.records import Ended, Served
-from equipoise.brokers.runtime.observations.stores import are_kept, open_observations
-from equipoise.brokers.runtime.observations.writer import ObservationWriter
+from equipoise.brokers.runtime.observations.writer import (
+    SERVING,
+    Ended,
+    ObservationWriter,
+    Served,
+)
 from equipoise.brokers.runtime.service import Evidence
+from equipoise.channel.log.open_log import is_in_memory, open_side_log
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
 
 # Last ended periods that are checked for later answers, and the interval.
@@ -217,9 +221,10 @@ class Recorders:
         )
         self._writer: ObservationWriter | None = None
         self._serving: ServingRecorder | None = None
-        if config.observations and are_kept(log_url):
+        # Beside a log in memory others could not read them.
+        if config.observations and not is_in_memory(log_url):
             self._writer = ObservationWriter(
-                partial(open_observations, log_url), broker=broker, clock=clock
+                partial(open_side_log, log_url, SERVING), broker=broker, clock=clock
             )
             self._serving = ServingRecorder(
                 log=log,

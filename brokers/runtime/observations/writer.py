@@ -7,17 +7,15 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import orjson
 
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import (
-    Kind,
-    Observations,
-    ObservationsUnavailable,
-    Served,
-)
 from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.side_log import Document, SideLog, SideLogUnavailable, SideTopic
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -36,20 +34,60 @@ CLOSE_S: Final = 1.0
 """Time for the last observations when a broker ends. A thread that needs longer dies with its
 process."""
 
+SERVING: Final = SideTopic(
+    name="serving",
+    content="the record of serving",
+    consequence="brokers serve on, and audits miss what is lost meanwhile",
+    kept_ms=7 * 86_400_000,  # How late an audit may still read it.
+    rows_max=200_000,  # 60 MB, 100,000 openings.
+)
+
+Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
+"""Why serving ended: the bundle was moved or given back; split or merged; the lease ran out (a
+renewal may continue the ownership); the service overran its deadline; the broker ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """When one incarnation of a broker served one bundle under one token, as stored: a flat JSON
+    object with these fields. No verdict depends on it, and no broker reads it.
+
+    * `started_ns`, `answered_ns`: boot time (CLOCK_BOOTTIME), comparable within one run of a
+      machine, `boot`. `answered_ns` is None while the broker serves, then the last moment at which
+      it served or may have.
+    * `lease_deadline_ns`: end of the last lease, by the same clock.
+    * `by_token`: served past the lease, because the namespace serves on. Only the token guards
+      there.
+    * `at_ms`, `at_ns`: one moment by wall and boot clock, to link the two.
+    * `log`: identity of the log. Tokens of different logs are not comparable.
+    """
+
+    log: str
+    broker: str
+    incarnation: int
+    bundle: str
+    token: int
+    boot: str
+    started_ns: int
+    answered_ns: int | None
+    lease_deadline_ns: int
+    ended: Ended | None
+    by_token: bool
+    at_ms: int
+    at_ns: int
+
 
 class ObservationWriter:
     """Takes what one broker serves on its loop, and writes it in a thread."""
 
-    def __init__(
-        self, open_observations: Callable[[], Observations], *, broker: str, clock: Clock
-    ) -> None:
-        """`open_observations` is called in the thread, once there is something to write."""
-        self._open = open_observations
+    def __init__(self, open_store: Callable[[], SideLog], *, broker: str, clock: Clock) -> None:
+        """`open_store` is called in the thread, once there is something to write."""
+        self._open = open_store
         self._broker = broker
         self._clock = clock
         self._waiting: queue.Queue[Served | None] = queue.Queue(maxsize=_WAITING_MAX)
         self._closing = threading.Event()
-        self._observations: Observations | None = None
+        self._store: SideLog | None = None
         # One thread writes each: `_dropped` the loop's, `_dropped_reported` the writer's.
         self._dropped = 0
         self._dropped_reported = 0
@@ -96,10 +134,10 @@ class ObservationWriter:
         for _ in range(_ATTEMPTS_MAX):
             was_closing = self._closing.is_set()
             try:
-                self._observations = self._observations or self._open()
-                self._observations.write(Kind.SERVING, [served.observation() for served in batch])
+                self._store = self._store or self._open()
+                self._store.append([Document(each.broker, orjson.dumps(each)) for each in batch])
                 self._report_dropped()
-            except ObservationsUnavailable as error:
+            except SideLogUnavailable as error:
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - a failed batch must not end the thread
                 self._failed(error)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from equipoise.brokers.load.bus.documents import encode_summary
+from equipoise.brokers.load.documents import encode_summary
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.shedder.load_reports import Sample, summarized

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -11,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.channel.kafka.settings import HEADER_KEY, address_of
+from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.channel.core.side_log import Document
+from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import kafka_source
 from equipoise.spark_jobs.sources.frames import channel_frame
-from tests.decisions import AT_MS, idle, shed
+from tests.decisions import idle, shed
 from tests.kafka.fixtures import Kafka
-from tests.kafka.topics import Writer, create_topic
+from tests.kafka.topics import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,33 +32,25 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 RECORDS = tuple(b'{"kind":"%d"}' % number for number in range(25))
 LINES = {
-    Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')),
-    Source.LOADS: ((b"a", b'{"cpu":0.5}'),),
+    Source.SERVING: (("a", b'{"token":1}'), ("b", b'{"token":2}')),
+    Source.LOADS: (("a", b'{"cpu":0.5}'),),
 }
 DEADLINE_S = 300.0
 
 Seen = tuple[str, bytes]
 
 
-def observe(path: Path) -> None:
-    """Write to the observations file of the log at `path` what brokers would."""
-    with closing(sqlite3.connect(f"{path}.observations")) as connection, connection:
-        for source, lines in LINES.items():
-            columns = (
-                "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
-            )
-            connection.execute(f"CREATE TABLE {source} ({columns})")
-            rows = [(AT_MS, broker.decode(), document.decode()) for broker, document in lines]
-            # A name of ours.
-            connection.executemany(
-                f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)",  # noqa: S608
-                rows,
-            )
+def observe(url: str) -> None:
+    """Write beside the log at `url` what brokers would."""
+    for topic in (SERVING, LOADS):
+        open_side_log(url, topic).append(
+            [Document(key, value) for key, value in LINES[Source(topic.name)]]
+        )
 
 
 def decide(url: str) -> None:
     """Write two decisions beside the log at `url`."""
-    decisions = open_decision_log(url)
+    decisions = DecisionLog(url)
     decisions.write(idle())
     decisions.write(shed())
 
@@ -67,7 +61,7 @@ def filled_file(folder: Path) -> str:
     with closing(open_log(url)) as log:
         log.append(RECORDS, timeout_ms=5_000)
     decide(url)
-    observe(folder / "channel.db")
+    observe(url)
     return url
 
 
@@ -80,10 +74,8 @@ def filled_topic(kafka: Kafka) -> str:
     # As a handle appends it that has to prove the log's end.
     Writer(kafka.address).append(topic, [(HEADER_KEY, HEADER)])
     decide(url)
-    for source, lines in LINES.items():
-        create_topic(kafka.address, f"{topic}-{source}")
-        kafka.topics.append(f"{topic}-{source}")
-        Writer(kafka.address).append(f"{topic}-{source}", lines)
+    kafka.topics.extend(f"{topic}-{source}" for source in LINES)
+    observe(url)
     return url
 
 
@@ -191,7 +183,8 @@ def test_load_reports_on_a_topic_have_a_lower_bound(
 ) -> None:
     monkeypatch.setattr(kafka_source, "LOADS_PER_TRIGGER", 2)
     url = filled_topic(kafka)
-    Writer(kafka.address).append(f"{address_of(url).topic}-{Source.LOADS}", 5 * LINES[Source.LOADS])
+    for _ in range(5):
+        open_side_log(url, LOADS).append([Document("a", b"{}")])
     read = until_end(
         channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / "checkpoint"
     )

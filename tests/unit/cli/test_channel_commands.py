@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import DecisionLog
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import key_hash, parse_bundle, topic_hash
 from equipoise.channel.log.open_log import log_path, open_log
@@ -200,7 +200,7 @@ def test_why_prints_the_whole_history(log: str) -> None:
 def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None:
     """Decisions that cannot be read leave it out."""
     (moved,) = outcome().moves
-    decisions = open_decision_log(log)
+    decisions = DecisionLog(log)
     decisions.write(
         replace(outcome(), moves=(replace(moved, bundle=LEFT),), durations_ms={LEFT: 12})
     )
@@ -223,7 +223,7 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
             "outcome"
         ]
     )
-    with closing(sqlite3.connect(log_path(log) or "")) as connection:
+    with closing(sqlite3.connect(f"{log_path(log)}.observations")) as connection:
         connection.execute("ALTER TABLE decisions RENAME COLUMN document TO other")
         connection.commit()
     assert WHY == run("channel", "why", LEFT, log=log).stdout

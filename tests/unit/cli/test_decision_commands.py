@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import DecisionLog, newest_decisions
 from equipoise.shedder.plan import Stay
 from tests.decisions import AT_MS, idle, move, outcome, shed
 from tests.unit.cli.fabricated import run
@@ -15,7 +15,7 @@ from tests.unit.cli.fabricated import run
 
 def test_decisions_are_printed_with_their_reasons(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
-    decisions = open_decision_log(log)
+    decisions = DecisionLog(log)
     stays = (Stay(subject="c", reason="it drains"),)
     decisions.write(
         replace(shed(now_ms - 7_260_000), stays=stays, stays_left_out=2, moves_left_out=1)
@@ -42,7 +42,7 @@ def test_decisions_are_printed_with_their_reasons(log: str) -> None:
 
 
 def test_an_outcome_has_what_was_predicted_and_what_was_measured(log: str) -> None:
-    open_decision_log(log).write(outcome())
+    DecisionLog(log).write(outcome())
     heading, *lines = run("decisions", log=log).stdout.splitlines()
     assert heading.endswith(": outcome of a round by a (BalancedShedder)")
     assert lines == [
@@ -54,14 +54,14 @@ def test_an_outcome_has_what_was_predicted_and_what_was_measured(log: str) -> No
 
 
 def test_a_planned_move_has_the_time_that_moves_take(log: str) -> None:
-    open_decision_log(log).write(replace(shed(), moves=outcome().moves))
+    DecisionLog(log).write(replace(shed(), moves=outcome().moves))
     assert (
         f"  t/n/0: a -> b; {move(0).reason}; moves take 10 ms\n" in run("decisions", log=log).stdout
     )
 
 
 def test_decisions_prints_json(log: str) -> None:
-    decisions = open_decision_log(log)
+    decisions = DecisionLog(log)
     for number in range(3):
         decisions.write(idle(AT_MS + number))
     told = json.loads(run("decisions", "--limit", "2", "--json", log=log).stdout)
@@ -71,7 +71,7 @@ def test_decisions_prints_json(log: str) -> None:
 
 
 def test_a_move_without_a_destination_is_left_to_placement(log: str) -> None:
-    open_decision_log(log).write(replace(shed(), moves=(replace(move(0), destination=None),)))
+    DecisionLog(log).write(replace(shed(), moves=(replace(move(0), destination=None),)))
     assert "  t/n/0: a -> wherever placement puts it; " in run("decisions", log=log).stdout
 
 
@@ -93,12 +93,12 @@ def test_a_channel_with_decisions_can_be_verified_compacted_and_copied(
     log: str, tmp_path: Path
 ) -> None:
     """The copy begins without decisions."""
-    open_decision_log(log).write(shed())
+    DecisionLog(log).write(shed())
     copy = f"sqlite:{tmp_path}/copy.db"
     for command in (("verify",), ("compact",), ("verify",), ("copy", log, copy)):
         result = run("channel", *command, log=log)
         assert 0 == result.exit_code, result.stderr
     assert ([shed()], []) == (
-        list(open_decision_log(log).newest(1)),
-        list(open_decision_log(copy).newest(1)),
+        list(newest_decisions(log, 1)),
+        list(newest_decisions(copy, 1)),
     )

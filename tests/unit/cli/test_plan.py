@@ -24,8 +24,8 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.balancing.saved_plans import SavedPlan, facts_of
 from equipoise.brokers.cli.moments import local_time
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.decision_log import DecisionLog, newest_decisions
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
@@ -99,7 +99,7 @@ def test_a_plan_changes_nothing(log: str) -> None:
     before = view_of(log)
     run("plan", log=log)
     assert (before.offset, before.digest()) == (view_of(log).offset, view_of(log).digest())
-    assert [] == list(open_decision_log(log).newest(1))
+    assert [] == list(newest_decisions(log, 1))
 
 
 def test_a_plan_by_cost_shows_costs(log: str) -> None:
@@ -169,8 +169,8 @@ def test_moves_that_policies_forbid_are_shown(tmp_path: Path) -> None:
 def test_brokers_that_take_no_part_are_shown_with_the_reason(tmp_path: Path) -> None:
     channel = uneven_channel(brokers="abcde")
     log = loaded(channel, tmp_path, UNEVEN)
-    open_load_bus(log).publish(sample(channel, "d", 50.0, age_ms=60_000))
-    open_load_bus(log).publish(sample(channel, "e", float("nan")))
+    LoadBus(log).publish(sample(channel, "d", 50.0, age_ms=60_000))
+    LoadBus(log).publish(sample(channel, "e", float("nan")))
     result = run("plan", *TRANSFER, log=log)
     assert (
         "* d takes no part: its last load report was made 60 s ago (limit: 15 s)\n" in result.stdout
@@ -184,7 +184,7 @@ def test_brokers_that_take_no_part_are_shown_with_the_reason(tmp_path: Path) -> 
 
 def test_the_last_decision_of_the_leader_is_shown(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
-    decisions = open_decision_log(log)
+    decisions = DecisionLog(log)
     decisions.write(shed(now_ms - 240_000))
     assert (
         "last decision: 4 m ago by a (TransferShedder): 2 moves: a is used by 90 %, b by 10 % (0)\n"
@@ -208,9 +208,9 @@ def test_a_plan_says_what_the_budget_blocks_and_until_when(tmp_path: Path) -> No
     )
     assert "1 bundle would move" in run("plan", log=log).stdout
     used = Budget(most=1.0, used=1.0)
-    open_decision_log(log).write(replace(idle(now_ms), broker="b", budget=used))
+    DecisionLog(log).write(replace(idle(now_ms), broker="b", budget=used))
     assert "1 bundle would move" in run("plan", log=log).stdout
-    open_decision_log(log).write(replace(idle(now_ms), broker="a", budget=used))
+    DecisionLog(log).write(replace(idle(now_ms), broker="a", budget=used))
     page = run("plan", log=log).stdout
     assert "Nothing would move" in page
     assert (
@@ -221,7 +221,7 @@ def test_a_plan_says_what_the_budget_blocks_and_until_when(tmp_path: Path) -> No
 
 
 def test_the_last_outcome_is_shown(log: str) -> None:
-    open_decision_log(log).write(outcome(time.time_ns() // 1_000_000 - 125_000))
+    DecisionLog(log).write(outcome(time.time_ns() // 1_000_000 - 125_000))
     loads = (
         "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; "
         "b had 40 % of the mean load, 80 % was predicted, not measured: t/n/7 moved, too"
@@ -230,7 +230,7 @@ def test_the_last_outcome_is_shown(log: str) -> None:
         f"last outcome: 2 m ago: the moves took 12 ms at the median; {loads}\n"
         in run("plan", log=log).stdout
     )
-    open_decision_log(log).write(
+    DecisionLog(log).write(
         replace(
             outcome(time.time_ns() // 1_000_000 - 65_000), moves=(), brokers=(), durations_ms={}
         )
@@ -239,7 +239,7 @@ def test_the_last_outcome_is_shown(log: str) -> None:
 
 
 def test_a_program_gets_predictions_and_the_last_outcome(log: str) -> None:
-    open_decision_log(log).write(outcome())
+    DecisionLog(log).write(outcome())
     document = json.loads(run("plan", "--json", log=log).stdout)
     assert 1.25 == document["last_outcome"]["brokers"][0]["measured"]
     assert all(
@@ -330,7 +330,7 @@ def test_a_plan_needs_fresh_load_reports(tmp_path: Path) -> None:
     assert (1, "") == (result.exit_code, result.stdout)
     assert "no broker has a fresh load report" in result.stderr
     assert "read what the brokers log about their reports" in result.stderr
-    open_load_bus(log).publish(sample(channel, "a", 90.0, age_ms=100_000))
+    LoadBus(log).publish(sample(channel, "a", 90.0, age_ms=100_000))
     document = json.loads(run("plan", "--json", log=log).stderr)
     assert "NoFreshLoad" == document["error"]
     assert "likewise 2 others" in document["problem"]

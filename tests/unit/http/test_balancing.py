@@ -12,7 +12,7 @@ from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import DecisionLog
 from tests.decisions import AT_MS, idle, shed
 from tests.unit.http.cluster import Answer, Broker, cluster, until
 
@@ -232,7 +232,7 @@ async def test_any_broker_returns_the_newest_decisions(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         _, other = brokers.brokers
         assert [] == (await other.get(DECISIONS)).json()
-        log = open_decision_log(other.worker.config.log_url)
+        log = DecisionLog(other.worker.config.log_url)
         for decision in (idle(AT_MS), shed(AT_MS + 1), idle(AT_MS + 2)):
             log.write(decision)
         told = (await other.get(f"{DECISIONS}?limit=2")).json()

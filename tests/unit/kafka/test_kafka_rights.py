@@ -9,37 +9,27 @@ from typer.testing import CliRunner
 
 from equipoise.brokers.cli.main import app
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX as DECISIONS
-from equipoise.brokers.load.bus.topics import LoadTopics
-from equipoise.brokers.runtime.observations.records import Kind
+from equipoise.brokers.decision_log import DECISIONS
+from equipoise.brokers.load.topics import SAMPLES, group_of, worker_topics
+from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.channel.kafka.rights import Resource, Role, rights_of
 from equipoise.channel.kafka.settings import address_of
-from equipoise.spark_jobs.audit.findings_out import TOPIC_SUFFIX as FINDINGS
+from equipoise.spark_jobs.audit.findings_out import FINDINGS
 from equipoise.spark_jobs.sources.kafka_source import topics_of
 
 LOG = "kafka://127.0.0.1:1/shop"
-LOAD = LoadTopics(log="shop")
 COMPACTED = {"shop-snapshot", "shop-history"}
-SHARED = {
-    each(8).name
-    for each in (LOAD.sightings, LOAD.handovers, LOAD.brokers_table, LOAD.bundles_table)
-}
+WRITTEN = {each.beside("shop") for each in (DECISIONS, SERVING, SAMPLES)}
+OF_WORKERS = {each.beside("shop") for each in worker_topics(8).values()}
 READ = {"shop", *COMPACTED, *topics_of(address_of(LOG)).values()}
 """What the commands and jobs read that only read."""
 
 TOPICS = {
-    Role.BROKER: {
-        "shop",
-        *COMPACTED,
-        f"shop{DECISIONS}",
-        f"shop-{Kind.SERVING}",
-        LOAD.samples.name,
-        LOAD.summaries.name,
-    },
-    Role.OPERATOR: {"shop", *COMPACTED, f"shop{DECISIONS}", LOAD.summaries.name},
+    Role.BROKER: {"shop", *COMPACTED, *WRITTEN, "shop-loads"},
+    Role.OPERATOR: {"shop", *COMPACTED, "shop-decisions", "shop-loads"},
     Role.READER: READ,
-    Role.AUDIT: {*READ, f"shop{FINDINGS}"},
-    Role.LOAD_WORKER: {"shop", LOAD.samples.name, LOAD.summaries.name, *SHARED},
+    Role.AUDIT: {*READ, FINDINGS.beside("shop")},
+    Role.LOAD_WORKER: {"shop", "shop-samples", "shop-loads", *OF_WORKERS},
 }
 
 
@@ -70,10 +60,13 @@ def test_who_may_write_what() -> None:
         == {role for role in Role if can(role, "Delete")}
         == {role for role in Role if "shop" in can(role, "Create")}
     )
-    assert (set(), {f"shop{FINDINGS}"}) == (can(Role.READER, "Write"), can(Role.AUDIT, "Write"))
+    assert (set(), {FINDINGS.beside("shop")}) == (
+        can(Role.READER, "Write"),
+        can(Role.AUDIT, "Write"),
+    )
     for role in writers:
         assert COMPACTED == can(role, "Write", Resource.TRANSACTIONAL_ID)
-    assert [{LOAD.group} if role is Role.LOAD_WORKER else set() for role in Role] == [
+    assert [{group_of("shop")} if role is Role.LOAD_WORKER else set() for role in Role] == [
         can(role, "Read", Resource.GROUP) for role in Role
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.documents import (
+from equipoise.brokers.load.documents import (
     decode_bundle,
     decode_sample,
     decode_summary,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_sample
-from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS
+from equipoise.brokers.load.documents import decode_sample, decode_summary, encode_sample
+from equipoise.brokers.load.topics import SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import (
     Row,
     Sighting,

@@ -4,62 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equipoise.brokers.load.bus.topics import PARTITIONS, LoadTopics, differences
+from equipoise.brokers.load.topics import LOADS, SAMPLES, worker_topics
 from equipoise.channel.kafka.answers import TopicFacts
-from equipoise.channel.kafka.settings import SUFFIX_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
+from equipoise.channel.kafka.settings import SUFFIX_CHARACTERS_MAX
+from equipoise.channel.kafka.side_log import differences, settings_of
 
-TOPICS = LoadTopics(log="channel")
-
-
-def test_each_topic_has_the_name_of_the_log_as_prefix() -> None:
-    """Six topics start with the log's name. Faust names those of tables. Kafka accepts the longest
-    names.
-    """
-    longest = LoadTopics(log="t" * TOPIC_CHARACTERS_MAX)
-    for topics in (TOPICS, longest):
-        shared = [
-            make(3)
-            for make in (
-                topics.sightings,
-                topics.handovers,
-                topics.brokers_table,
-                topics.bundles_table,
-            )
-        ]
-        suffixes = [
-            topic.name.removeprefix(topics.log)
-            for topic in [topics.samples, topics.summaries, *shared]
-        ]
-        tables = ["-load-brokers-changelog", "-load-bundles-changelog"]
-        assert ["-samples", "-loads", "-load-sightings", "-load-handovers", *tables] == suffixes
-        assert {3} == {topic.partitions for topic in shared}
-        assert max(map(len, suffixes)) <= SUFFIX_CHARACTERS_MAX
+TOPICS = (SAMPLES, LOADS, *worker_topics(3).values())
 
 
-def test_each_topic_is_cleaned_up_as_it_needs() -> None:
+def test_each_topic_is_named_and_cleaned_up_as_it_needs() -> None:
     """Samples and messages between workers are deleted by age, summaries by age and key, and tables
-    by key.
+    by key. Faust names those of tables.
     """
-    shared = [
-        make(PARTITIONS)
-        for make in (TOPICS.sightings, TOPICS.handovers, TOPICS.brokers_table, TOPICS.bundles_table)
+    assert [
+        ("c-samples", "delete", 8),
+        ("c-loads", "compact,delete", 1),
+        ("c-load-sightings", "delete", 3),
+        ("c-load-handovers", "delete", 3),
+        ("c-load-brokers-changelog", "compact", 3),
+        ("c-load-bundles-changelog", "compact", 3),
+    ] == [
+        (topic.beside("c"), settings_of(topic)["cleanup.policy"], topic.partitions)
+        for topic in TOPICS
     ]
-    policies = [
-        topic.settings["cleanup.policy"] for topic in [TOPICS.samples, TOPICS.summaries, *shared]
+    assert max(len(topic.beside("")) for topic in TOPICS) <= SUFFIX_CHARACTERS_MAX
+    assert [True, True, True, True, False, False] == [
+        "retention.ms" in settings_of(topic) for topic in TOPICS
     ]
-    assert ["delete", "compact,delete", "delete", "delete", "compact", "compact"] == policies
 
 
 def test_differences_are_listed() -> None:
-    topic = TOPICS.samples
+    settings = dict(settings_of(SAMPLES))
     facts = TopicFacts(
-        id="x",
-        partitions=PARTITIONS,
-        replication=1,
-        settings={**topic.settings, "compression.type": "zstd"},
+        id="x", partitions=8, replication=1, settings={**settings, "compression.type": "zstd"}
     )
-    assert [] == list(differences(topic, facts))
-    other = replace(facts, partitions=1, settings={**topic.settings, "retention.ms": "-1"})
+    assert [] == list(differences(SAMPLES, facts))
+    other = replace(facts, partitions=1, settings={**settings, "retention.ms": "-1"})
     assert ["it has 1 partitions, not 8", "retention.ms is -1, not 600000"] == list(
-        differences(topic, other)
+        differences(SAMPLES, other)
     )

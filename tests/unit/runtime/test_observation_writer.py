@@ -11,21 +11,18 @@ import pytest
 
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.observations import writer as module
-from equipoise.brokers.runtime.observations.records import (
-    Kind,
-    Observation,
-    ObservationsUnavailable,
-    Served,
-)
-from equipoise.brokers.runtime.observations.writer import ObservationWriter
+from equipoise.brokers.runtime.observations.writer import SERVING, ObservationWriter, Served
+from equipoise.channel.core.side_log import Document, SideLogUnavailable
+from equipoise.channel.log.memory_log import MemorySideLog
 
 PATIENCE_S = 20.0
 
 
-class Store:
+class Store(MemorySideLog):
     """A store in memory that waits for `gate` before each write, and fails while `is_away`."""
 
     def __init__(self) -> None:
+        super().__init__("memory:store", SERVING)
         self.gate = threading.Event()
         self.gate.set()
         self.reached = threading.Event()
@@ -33,14 +30,13 @@ class Store:
         self.attempts = 0
         self.batches: list[list[int]] = []
 
-    def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
+    def append(self, documents: Sequence[Document]) -> None:
         self.reached.set()
         assert self.gate.wait(PATIENCE_S)
         self.attempts += 1
         if self.is_away:
-            raise ObservationsUnavailable(place="in a test", problem="it is away")
-        assert Kind.SERVING is kind
-        self.batches.append([orjson.loads(each.document)["token"] for each in observations])
+            raise SideLogUnavailable(SERVING, place="in a test", problem="it is away")
+        self.batches.append([orjson.loads(each.value or b"")["token"] for each in documents])
 
     @property
     def tokens(self) -> list[int]:

@@ -11,7 +11,7 @@ from equipoise.brokers.agent.events import Opened, Tick
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.observations.recorder import ServingRecorder
-from equipoise.brokers.runtime.observations.records import Served
+from equipoise.brokers.runtime.observations.writer import Served
 from equipoise.brokers.runtime.service import Ownership, OwnershipLost
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
@@ -104,7 +104,7 @@ def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
     broker.renew()
     broker.clock.boot_ms = 1_700
     broker.close(handle)
-    begun, ended = (orjson.loads(each.observation().document) for each in broker.served)
+    begun, ended = (orjson.loads(orjson.dumps(each)) for each in broker.served)
     always = {
         "log": "log",
         "broker": "b",

@@ -11,23 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
-from equipoise.brokers.runtime.observations.records import Kind, Observation
-from equipoise.brokers.runtime.observations.stores import SqliteObservations
+from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.channel.core.side_log import Document
 from equipoise.channel.core.snapshot_store import SnapshotRow
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.channel.system.private_files import writable_by_all
 from equipoise.examples.counter_store import CounterStore
-from equipoise.shedder.load_reports import Sample
 from equipoise.spark_jobs.archive.tables.sink import open_sink
-from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered
-from equipoise.spark_jobs.rules.rule import Finding
-from tests.decisions import idle
 
 
 @pytest.fixture(autouse=True)
@@ -51,34 +45,22 @@ def data_directory(path: Path) -> None:
 
 
 def log(path: Path) -> None:
-    """A log with its snapshots and its decisions, while it is open and after."""
+    """A log with its snapshots, while it is open and after."""
     url = f"sqlite:{path / 'log.db'}"
     with closing(open_log(url)) as opened:
         opened.append([b"record"], timeout_ms=1_000)
         for store in (opened.compacted_snapshot(), opened.history_snapshot()):
             store.claim(timeout_ms=1_000)
             store.replace([SnapshotRow("row", b"data")], b"marker", timeout_ms=1_000)
-        open_decision_log(url).write(idle())
         # The -wal and -shm go with the last handle.
         assert [] == [oct(mode) for mode in map(mode_of, path.iterdir()) if mode & 0o077]
 
 
-def load_reports(path: Path) -> None:
-    """The load bus beside a log."""
-    FileLoadBus(path / "loads").publish(Sample(broker="b", at_ms=1))
-
-
-def observations(path: Path) -> None:
-    """What brokers observed, beside a log."""
-    SqliteObservations(path / "log.db.observations").write(
-        Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")]
-    )
-
-
-def findings(path: Path) -> None:
-    """What an audit found, beside a log."""
-    finding = Finding(rule="r", subject="s", offsets=(1,), text="t", at_ms=1, command="c")
-    FindingsTable(path / "log.db.findings").put([Numbered(finding=finding, ordinal=0)])
+def side_log(path: Path) -> None:
+    """What is kept beside a log."""
+    url = f"sqlite:{path / 'log.db'}"
+    open_log(url).close()
+    open_side_log(url, SERVING).append([Document("b", b"{}")])
 
 
 def evidence(path: Path) -> None:
@@ -116,9 +98,7 @@ def log_of_a_load_worker(path: Path) -> None:
 MAKERS = (
     data_directory,
     log,
-    load_reports,
-    observations,
-    findings,
+    side_log,
     evidence,
     counters,
     log_of_a_broker,
@@ -137,7 +117,7 @@ def test_what_is_made_is_for_its_owner_alone(make: Callable[[Path], None], tmp_p
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(counters, "counter.db"), (observations, "log.db.observations"), (evidence, "evidence")],
+    [(counters, "counter.db"), (side_log, "log.db.observations"), (evidence, "evidence")],
 )
 def test_a_file_that_is_there_keeps_its_mode(
     make: Callable[[Path], None], name: str, tmp_path: Path

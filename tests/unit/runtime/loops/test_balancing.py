@@ -19,9 +19,10 @@ from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
 from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
-from equipoise.brokers.errors import load_bus_unavailable
-from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.topics import LOADS
 from equipoise.brokers.runtime.loops.balancing import Balancing
+from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.plan import Move, Plan, Predicted
 from equipoise.shedder.policy import Policy
@@ -62,7 +63,7 @@ class Balanced:
     cluster: Cluster
     policy: Insisting
     settings: BalancingSettings
-    bus: MemoryLoadBus
+    bus: LoadBus
     tasks: list[asyncio.Future[None]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
@@ -105,7 +106,7 @@ async def balanced(
     tmp_path: Path,
     *,
     brokers: int,
-    bus: MemoryLoadBus | None = None,
+    bus: LoadBus | None = None,
     rounds: RoundSettings = ROUNDS,
 ) -> AsyncIterator[Balanced]:
     """Yield a cluster in which no broker balances yet. At the end, cancel those that do."""
@@ -116,7 +117,7 @@ async def balanced(
             cluster=members,
             policy=policy,
             settings=settings,
-            bus=bus or MemoryLoadBus(str(tmp_path)),
+            bus=bus or LoadBus(f"memory:{tmp_path}"),
         )
         try:
             yield stage
@@ -280,7 +281,7 @@ async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None
 
 
 async def test_a_broker_that_does_not_lead_forgets_old_moves(tmp_path: Path) -> None:
-    bus = Away("rests")
+    bus = Away("memory:rests")
     bus.problem = None
     async with balanced(tmp_path, brokers=2, bus=bus) as stage:
         leader, other = stage.cluster.brokers
@@ -380,7 +381,7 @@ async def test_placement_ignores_old_reports(tmp_path: Path) -> None:
 
 async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> None:
     """A strategy counts rounds in a row. Rounds before balancing was switched off do not count."""
-    bus = Away("hits")
+    bus = Away("memory:hits")
     bus.problem = None
     async with balanced(tmp_path, brokers=1, bus=bus) as stage:
         stage.begin()
@@ -458,7 +459,10 @@ async def test_an_impossible_report_is_counted_and_logged_once(
 
 @pytest.mark.parametrize(
     "problem",
-    [load_bus_unavailable(bus="the topic loads", problem="it is away"), KeyError("a bug")],
+    [
+        SideLogUnavailable(LOADS, place="there", problem="it is away"),
+        KeyError("a bug"),
+    ],
 )
 async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported_twice(
     problem: Exception, tmp_path: Path
@@ -466,7 +470,7 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
     """The move that was done is measured, although reports cannot be read for a while. The other
     bundle is not where the plan has it.
     """
-    bus = Away(str(tmp_path))
+    bus = Away(f"memory:{tmp_path}")
     bus.problem = None
     async with balanced(tmp_path, brokers=2, bus=bus) as stage:
         leader, other = stage.cluster.brokers
@@ -515,10 +519,10 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
         assert took_ms == list(outcome.durations_ms.values())
 
 
-class Away(MemoryLoadBus):
+class Away(LoadBus):
     """A bus that is unavailable while `problem` is set."""
 
-    problem: Exception | None = load_bus_unavailable(bus="the topic loads", problem="it is away")
+    problem: Exception | None = SideLogUnavailable(LOADS, place="there", problem="it is away")
     asked = 0
 
     def latest(self) -> Sequence[Summary]:
@@ -538,7 +542,7 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
 ) -> None:
     """An error of the bus is a warning. Any other error is logged with its traceback."""
     caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.balancing")
-    bus = Away("away")
+    bus = Away("memory:away")
     bus.problem = problem
     async with balanced(tmp_path, brokers=1, bus=bus) as stage:
         stage.begin()

@@ -13,9 +13,10 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.errors import decision_log_unavailable
+from equipoise.brokers.decision_log import DECISIONS, DecisionLog
 from equipoise.brokers.runtime.loops.decision_writer import REPEATED_MS, DecisionWriter
 from equipoise.brokers.testing.virtual_member import VirtualClock
+from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.plan import Idle, Move, Stay
 
 IDLE = Idle(result="Skip", cause="HitCount", reason="the load is even")
@@ -25,12 +26,13 @@ MOVE = Move(bundle="t/n/0x00000000_0xffffffff", source="a", destination="b", rea
 LAST = Decision(at_ms=0, broker="a", kind="merge", strategy="AutoMerge")
 
 
-class Kept:
+class Kept(DecisionLog):
     """A decision log that notes decisions, and fails while `is_away`. `has_last` is set at the last
     decision, stored or not.
     """
 
     def __init__(self) -> None:
+        super().__init__("memory:kept")
         self.decisions: list[Decision] = []
         self.has_last = threading.Event()
         self.is_away = False
@@ -41,10 +43,7 @@ class Kept:
         if decision == LAST:
             self.has_last.set()
         if self.is_away:
-            raise decision_log_unavailable(log="test", problem="it is away")
-
-    def newest(self, at_most: int) -> Sequence[Decision]:
-        return self.decisions[-at_most:]
+            raise SideLogUnavailable(DECISIONS, place="test", problem="it is away")
 
 
 def decision(

@@ -14,12 +14,13 @@ import pytest
 
 from equipoise.brokers.agent.intents import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.brokers.errors import load_bus_unavailable
-from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.topics import LOADS
 from equipoise.brokers.runtime.loops import load_reporter
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
+from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.load_reports import LoadBus, Sample, Summary
+from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.snapshot import BYTES_PER_CALL
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
@@ -29,13 +30,13 @@ OFTEN = ReportRules(sample_interval_ms=10, interval_min_ms=10, interval_max_ms=2
 SELDOM = replace(OFTEN, interval_max_ms=3_600_000, change_percent=10**9)
 
 
-class Bus(MemoryLoadBus):
+class Bus(LoadBus):
     """A bus that notes samples, is unavailable while `problem` is set, and holds back publishers
     while `gate` is closed.
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        super().__init__(f"memory:{name}")
         self.problem: Exception | None = None
         self.samples: list[Sample] = []
         self.gate = threading.Event()
@@ -88,7 +89,7 @@ async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
     report.
     """
     async with cluster(tmp_path, balance_interval_ms=20) as brokers:
-        broker, bus = brokers.brokers[0], MemoryLoadBus("reports")
+        broker, bus = brokers.brokers[0], LoadBus("memory:reports")
         bundle = brokers.bundles()[0]
         broker.service.loads[bundle] = BundleLoad(calls_per_second=40, sessions=7)
         async with reporting(broker, bus, rules(OFTEN)) as reporter:
@@ -124,7 +125,7 @@ async def test_a_report_is_made_in_a_thread(
     monkeypatch.setattr(load_reporter, "sampled", noted("sampled"))
     monkeypatch.setattr(load_reporter, "light", noted("light"))
     async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-        bus = MemoryLoadBus("thread")
+        bus = LoadBus("memory:thread")
         async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
             await until(lambda: bool(bus.latest()))
     assert ["sampled", "light"] == [
@@ -180,7 +181,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     ]
 
 
-AWAY = load_bus_unavailable(bus="the topic loads", problem="it is away")
+AWAY = SideLogUnavailable(LOADS, place="the topic loads", problem="it is away")
 
 
 @pytest.mark.parametrize(

@@ -1,91 +1,63 @@
-"""Tests of findings beside the log: a table that keeps each once, and the choice of the place."""
+"""Tests of findings beside the log: their documents, and a topic that Kafka denies."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
-import orjson
 import pytest
 
-from equipoise.channel.core.errors import CallerError, PeerError
-from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered, findings_out
+from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.side_log import SideLogUnavailable, read_on
+from equipoise.channel.log.memory_log import MemorySideLog
+from equipoise.channel.log.open_log import open_log, open_side_log
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.job import lines as lines_of
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 
+FOUND = Finding(
+    rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=7, text="a hole", command="look"
+)
 
-def numbered(offset: int, ordinal: int) -> Numbered:
-    """A finding at an offset, with its number there."""
-    finding = Finding(
-        rule="hole",
-        subject="namespace:t/n",
-        offsets=(offset,),
-        at_ms=7,
-        text="a hole",
-        command="look",
+
+def test_a_document_is_the_finding(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/log"
+    open_log(url).close()
+    out = FindingsOut(url)
+    out.put([])
+    out.put([FOUND])
+    assert f"in {tmp_path}/log.observations" == out.place
+    (kept,) = read_on(open_side_log(url, FINDINGS), 0)
+    assert (FOUND.subject, FOUND) == (kept.key, parse_finding(kept.value or b""))
+
+
+@pytest.mark.parametrize("is_denied", [True, False])
+def test_a_missing_right_is_logged_once_and_another_failure_raised(
+    is_denied: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise SideLogUnavailable(FINDINGS, place="there", problem="no right", is_denied=is_denied)
+
+    monkeypatch.setattr(MemorySideLog, "append", fail)
+    monkeypatch.setattr(
+        "equipoise.spark_jobs.audit.findings_out.open_side_log",
+        MemorySideLog,
     )
-    return Numbered(ordinal=ordinal, finding=finding)
+    out = FindingsOut("kafka://localhost:1/channel")
+    if not is_denied:
+        with pytest.raises(SideLogUnavailable, match="the archive has the findings meanwhile"):
+            out.put([FOUND])
+        return
+    out.put([FOUND])
+    out.put([FOUND])
+    (line,) = caplog.messages
+    assert line.startswith("findings are only in the archive: ")
 
 
-def kept(path: Path) -> list[tuple[int, int, str, str]]:
-    """Offset, number, rule and subject of all that is kept, in the order in which it came."""
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(
-            "SELECT offset, ordinal, rule, subject FROM findings ORDER BY id"
-        ).fetchall()
-
-
-def test_a_repeated_batch_is_stored_once(tmp_path: Path) -> None:
-    table = FindingsTable(tmp_path / "log.observations")
-    table.put([numbered(3, 1), numbered(3, 2)])
-    table.put([numbered(3, 1), numbered(3, 2), numbered(4, 1)])
-    expected = [
-        (offset, ordinal, "hole", "namespace:t/n") for offset, ordinal in ((3, 1), (3, 2), (4, 1))
-    ]
-    assert expected == kept(tmp_path / "log.observations")
-
-
-def test_the_document_in_the_table_is_the_finding(tmp_path: Path) -> None:
-    FindingsTable(tmp_path / "file").put([numbered(3, 1)])
-    with closing(sqlite3.connect(tmp_path / "file")) as connection:
-        [(document, at_ms)] = connection.execute("SELECT document, at_ms FROM findings").fetchall()
-    assert (numbered(3, 1).finding, 7) == (parse_finding(document.encode()), at_ms)
-    assert "a hole" == orjson.loads(document)["text"]
-
-
-def test_without_findings_there_is_no_table(tmp_path: Path) -> None:
-    FindingsTable(tmp_path / "file").put([])
-    assert not (tmp_path / "file").exists()
-
-
-def test_the_table_keeps_the_newest_findings(tmp_path: Path) -> None:
-    table = FindingsTable(tmp_path / "file", rows_max=2)
-    for offset in range(1, 6):
-        table.put([numbered(offset, 1)])
-    assert [4, 5] == [offset for offset, *_ in kept(tmp_path / "file")]
-
-
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(
-        b"no database, but a text that is long enough to be taken for one" * 100
-    )
-    with pytest.raises(
-        PeerError, match=f"in the table findings of {tmp_path}/file: .*not a database"
-    ):
-        FindingsTable(tmp_path / "file").put([numbered(1, 1)])
-
-
-def test_the_destination_is_next_to_the_log(tmp_path: Path) -> None:
-    assert (
-        f"in the table findings of {tmp_path}/log.observations"
-        == findings_out(f"sqlite:{tmp_path}/log").place
-    )
-    assert "to the topic channel-findings" == findings_out("kafka://localhost:1/channel").place
+def test_a_log_in_memory_is_refused() -> None:
     with pytest.raises(CallerError, match="cannot open a log at"):
-        findings_out("memory:test")
+        FindingsOut("memory:test")
 
 
 def test_lines_of_a_finding() -> None:
-    lines = list(lines_of(numbered(3, 1).finding, log="sqlite:a b.db"))
+    lines = list(lines_of(FOUND, log="sqlite:a b.db"))
     assert ["alarm hole at 3, namespace t/n: a hole", "  look"] == lines

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
-from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, summary, taker
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
@@ -32,22 +32,20 @@ FOUND = Finding(
 )
 
 
-@dataclass
-class Away:
-    """A destination that refuses some batches. `put_numbers` are the ordinals of the findings that
-    it took.
-    """
+class Away(FindingsOut):
+    """A destination that refuses some batches. `taken` are the findings that it took."""
 
-    refusals: int
-    put_numbers: list[int] = field(default_factory=list)
-    place: str = "elsewhere"
+    def __init__(self, *, refusals: int) -> None:
+        super().__init__("sqlite:unused")
+        self.refusals = refusals
+        self.taken: list[Finding] = []
 
-    def put(self, findings: Sequence[Numbered]) -> None:
+    def put(self, findings: Sequence[Finding]) -> None:
         """See `FindingsOut.put`."""
         if self.refusals:
             self.refusals -= 1
-            raise not_published(self.place, "it is read-only")
-        self.put_numbers += [each.ordinal for each in findings]
+            raise SideLogUnavailable(FINDINGS, place="elsewhere", problem="it is read-only")
+        self.taken += findings
 
 
 def rows(offset: int = 3) -> pa.Table:
@@ -83,7 +81,7 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
         watch.show()
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
         take(0, rows())
-        assert ([9], 1) == (out.put_numbers, watch.findings.total())
+        assert ([FOUND], 1) == (out.taken, watch.findings.total())
         assert "audited 0 entries: 1 finding (hole 1); the archive holds 2 older" == summary(
             watch, 2
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.load.bus.documents import encode_sample, encode_summary
+from equipoise.brokers.load.documents import encode_sample, encode_summary
 from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from equipoise.spark_jobs.sequence.loads import load_rows

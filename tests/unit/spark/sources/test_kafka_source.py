@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.settings import address_of
 from equipoise.spark_jobs.sources.kafka_options import connector_options
@@ -127,7 +126,7 @@ def test_the_topics_are_those_that_brokers_write() -> None:
     topics = topics_of(address_of("kafka://h:1/shop"))
     assert {
         "channel": "shop",
-        "decisions": f"shop{TOPIC_SUFFIX}",
+        "decisions": "shop-decisions",
         "serving": "shop-serving",
         "loads": "shop-loads",
     } == topics

@@ -55,13 +55,14 @@ def observe(url: str, source: Source, times_ms: list[int]) -> None:
         closing(sqlite3.connect(f"{url.removeprefix('sqlite:')}.observations")) as connection,
         connection,
     ):
-        columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {source} ({columns})")
-        rows = [(at_ms, "a", "{}") for at_ms in times_ms]
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {source} (id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms"
+            " INTEGER NOT NULL, key TEXT NOT NULL, document TEXT)"
+        )
         # A name of ours.
         connection.executemany(
-            f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)",  # noqa: S608
-            rows,
+            f"INSERT INTO {source} (at_ms, key, document) VALUES (?, 'a', '{{}}')",  # noqa: S608
+            [(at_ms,) for at_ms in times_ms],
         )
 
 

@@ -1,11 +1,14 @@
-"""Encode and decode a decision as one JSON document, flat enough for SQL and Spark.
+"""Keep the decisions of balancing beside the channel, each as a JSON document.
 
-`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be
-counted without decoding them. An invalid document decodes to None, so that readers skip it.
+A document is flat enough for SQL and Spark: `result`, `cause` and `reason` repeat what its details
+imply, so that decisions can be counted without decoding them. An invalid document decodes to None,
+so that readers skip it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -13,13 +16,47 @@ import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
+from equipoise.channel.core.side_log import Document, SideTopic, newest
+from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.plan import Budget, Idle, Move, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 """Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and
 counted."""
 
+DECISIONS: Final = SideTopic(
+    name="decisions",
+    content="the decision log",
+    consequence="balancing goes on, and what it decides is not kept",
+    kept_ms=7 * 86_400_000,  # Over a weekend and the following days.
+    rows_max=100_000,  # Six days of rounds at the default interval, about 100 MB.
+    document_bytes_max=2 * DOCUMENT_BYTES_MAX,
+)
+
 _idle: Final = TypeAdapter(Idle)
+
+
+class DecisionLog:
+    """Writes decisions beside the channel at `log_url`, for one thread at a time."""
+
+    def __init__(self, log_url: str) -> None:
+        """Raises what `open_side_log` raises."""
+        self._documents = open_side_log(log_url, DECISIONS)
+
+    def write(self, decision: Decision) -> None:
+        """Add one decision. Raises `SideLogUnavailable`; the next call may succeed."""
+        self._documents.append([Document(decision.broker, encode(decision))])
+
+
+def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
+    """Return the last decisions beside the channel at `log_url`, oldest first, without unreadable
+    ones.
+
+    Raises what `open_side_log` raises, and `SideLogUnavailable`.
+    """
+    with closing(open_side_log(log_url, DECISIONS)) as documents:
+        found = [decode(each.value or b"") for each in newest(documents, at_most)]
+    return [decision for decision in found if decision is not None]
 
 
 class _Count(BaseModel):

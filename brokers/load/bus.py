@@ -1,0 +1,78 @@
+"""Carry load reports between brokers, through side logs beside the channel's log.
+
+Without Kafka the broker that reports also makes its summary. On Kafka load workers do
+(`brokers.load.worker`), within milliseconds; without workers, summaries grow old, which their age
+shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.documents import decode_summary, encode_sample, encode_summary
+from equipoise.brokers.load.topics import LOADS, SAMPLES
+from equipoise.channel.core.side_log import Document, SideLog, read_on
+from equipoise.channel.log.open_log import open_side_log
+from equipoise.shedder.load_reports import Sample, Summary, summarized
+
+
+class LoadBus:
+    """A handle on the load reports of one cluster, for one thread at a time.
+
+    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
+      its age.
+    * Averages are over the samples that arrived, from any handle.
+    * A broker without a report for `LOADS.kept_ms` is gone.
+    * Calls may block for as long as writing a small file.
+
+    Each method raises `SideLogUnavailable`; the next call may succeed.
+    """
+
+    def __init__(self, log_url: str) -> None:
+        """Raises what `open_side_log` raises."""
+        self._summaries = open_side_log(log_url, LOADS)
+        self._samples: SideLog | None = (
+            open_side_log(log_url, SAMPLES) if log_url.startswith("kafka:") else None
+        )
+        self._position: int | None = None
+        # By broker, with the time when it came.
+        self._latest: dict[str, tuple[int, Summary]] = {}
+
+    def publish(self, sample: Sample) -> None:
+        """Publish a sample."""
+        if self._samples is not None:
+            self._samples.append([Document(sample.broker, encode_sample(sample))])
+            return
+        self._read_on()
+        _, before = self._latest.get(sample.broker, (0, None))
+        summary = encode_summary(summarized(before, sample))
+        self._summaries.append([Document(sample.broker, summary)])
+
+    def withdraw(self, broker: str) -> None:
+        """Remove the reports of a broker that leaves."""
+        (self._samples or self._summaries).append([Document(broker, None)])
+
+    def latest(self) -> Sequence[Summary]:
+        """Return the latest summary of each broker, ordered by id, without unreadable ones."""
+        self._read_on()
+        return [self._latest[broker][1] for broker in sorted(self._latest)]
+
+    def _read_on(self) -> None:
+        oldest_ms = time.time_ns() // 1_000_000 - LOADS.kept_ms
+        if self._position is None:
+            self._position = self._summaries.position_at(oldest_ms)
+        # Only the newest of each broker is decoded: a new handle reads the reports of an hour.
+        newest = {}
+        for kept in read_on(self._summaries, self._position):
+            newest[kept.key] = kept
+            self._position = kept.position + 1
+        for broker, kept in newest.items():
+            try:
+                self._latest[broker] = kept.at_ms, decode_summary(kept.value or b"")
+            except UnreadableLoad:
+                self._latest.pop(broker, None)
+        self._latest = {
+            broker: kept for broker, kept in self._latest.items() if kept[0] > oldest_ms
+        }
