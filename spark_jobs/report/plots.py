@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from io import BytesIO
 from math import nan
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib import colormaps, rc_context
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -84,6 +84,7 @@ _RESULT_HUES: Final = {
     "source_left": "#009E73",
 }
 _OTHER_HUE: Final = "#8C8C8C"
+_DEATH_LINE: Final[Mapping[str, Any]] = {"linewidth": 1, "linestyle": (0, (3, 2))}
 _MARK_OF: Final = {
     "died": ("X", "death"),
     "split": ("D", "split"),
@@ -202,25 +203,8 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
                 hatch=_hatch(number),
             )
     marked = _mark_ends(axes, lanes, theme, zone)
-    deaths = [death for death in report.deaths.shown if death.kind != "left"]
-    for death in deaths:
-        axes.axvline(_at(death.at_ms, zone), color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)))
     names = short_names(brokers)
-    for death in _apart(deaths, period, names):
-        place = (_at(death.at_ms, zone), 1.0)
-        name = names.get(death.broker, death.broker)
-        above = Annotation(
-            name,
-            place,
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            color=theme.alarm,
-            clip_on=False,
-        )
-        axes.add_artist(above)
+    has_deaths = _mark_deaths(axes, report, names, theme, zone)
     axes.set_yticks(
         range(len(lanes)), [_lane_label(lane) for lane in lanes], fontsize=7.5, family="monospace"
     )
@@ -229,30 +213,19 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
         if lanes[row].namespace != lanes[row - 1].namespace:
             axes.axhline(row - 0.5, color=theme.ink, linewidth=0.6)
     _time_axis(axes, period, zone)
-    keys: list[Patch | Line2D] = [
+    keys: list[Artist] = [
         Patch(
             label=names[broker], edgecolor=theme.paper, facecolor=_hue(number), hatch=_hatch(number)
         )
         for number, broker in enumerate(brokers)
     ]
-    keys += [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker=_MARK_OF[how][0],
-            color=theme.ink,
-            markersize=5,
-            label=_MARK_OF[how][1],
-        )
-        for how in marked
-    ]
-    if deaths:
+    for how in marked:
+        marker, label = _MARK_OF[how]
         keys.append(
-            Line2D(
-                [], [], color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)), label="a broker died"
-            )
+            Line2D([], [], linestyle="", marker=marker, color=theme.ink, markersize=5, label=label)
         )
+    if has_deaths:
+        keys.append(Line2D([], [], color=theme.alarm, label="a broker died", **_DEATH_LINE))
     _legend(figure, keys)
     return figure
 
@@ -448,6 +421,31 @@ def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) ->
                 zorder=3,
             )
     return marked
+
+
+def _mark_deaths(
+    axes: Axes, report: Report, names: Mapping[str, str], theme: Theme, zone: tzinfo
+) -> bool:
+    """Mark the deaths of brokers with lines, and with names where they do not overlap. Return
+    whether there are any.
+    """
+    deaths = [death for death in report.deaths.shown if death.kind != "left"]
+    for death in deaths:
+        axes.axvline(_at(death.at_ms, zone), color=theme.alarm, **_DEATH_LINE)
+    for death in _apart(deaths, _period(report), names):
+        above = Annotation(
+            names.get(death.broker, death.broker),
+            (_at(death.at_ms, zone), 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=theme.alarm,
+            clip_on=False,
+        )
+        axes.add_artist(above)
+    return bool(deaths)
 
 
 def _hue(number: int) -> str:

@@ -102,6 +102,7 @@ ONLY_IN = {
         "equipoise.pulsar_cluster.sources",
         "tests",
     ),
+    "jinja2": ("equipoise.spark_jobs.report.page",),
     "jwt": ("equipoise.brokers.security.tokens", "tests"),
     "optuna": ("equipoise.lab.tuning",),
     "pyspark": ("equipoise.spark_jobs", "tests"),

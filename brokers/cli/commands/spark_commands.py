@@ -259,7 +259,7 @@ def report(
     of each bundle over time.
     """
     with _importing():
-        from equipoise.spark_jobs.report import run_report
+        from equipoise.spark_jobs.report.job import run_report
 
     # An explicit archive takes precedence over the log of the environment.
     if archive is None and log is None:

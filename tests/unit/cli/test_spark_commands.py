@@ -29,7 +29,7 @@ JOBS = {
     "audit": "equipoise.spark_jobs.audit.job",
     "archive": "equipoise.spark_jobs.archive.job",
     "verify": "equipoise.spark_jobs.verifying.job",
-    "report": "equipoise.spark_jobs.report",
+    "report": "equipoise.spark_jobs.report.job",
     "compact": "equipoise.spark_jobs.archive.tables.small_files",
     "lab": "equipoise.spark_jobs.laboratory",
 }

@@ -1,4 +1,4 @@
-"""Test the report's figures, formats and HTML elements."""
+"""Test the report's figures and formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from equipoise.spark_jobs.report.formats import (
     format_zone,
     local_zone,
 )
-from equipoise.spark_jobs.report.html import picture, table, text
 from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
@@ -208,25 +207,3 @@ def test_the_end_of_the_year_9999_can_be_shown(zone: str, monkeypatch: pytest.Mo
         shown = [format_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
     time.tzset()
     assert ["9999"] * 2 == [each[:4] for each in shown]
-
-
-@given(value=st.text())
-def test_no_text_becomes_a_tag(value: str) -> None:
-    """The text of a record becomes neither a tag, nor an attribute, nor a line break, nor a change
-    of direction.
-    """
-    shown = text(value)
-    assert not set("<>\"'\n\u202e") & set(shown)
-
-
-def test_tables_and_pictures_are_accessible() -> None:
-    """A screen reader finds the scope of each head, and the description of each picture. All of
-    them are escaped.
-    """
-    made = table("A & B", {"one": "name"}, [("<x>",)])
-    assert '<th scope="col" class="name">one</th>' in made
-    assert "A &amp; B" in made
-    assert '<td class="name">&lt;x&gt;</td>' in made
-    assert 'alt="of &quot;all&quot;"' in picture(
-        b"light", b"dark", described='of "all"', caption=""
-    )

@@ -9,6 +9,8 @@ from datetime import UTC, timedelta, timezone
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.spark_jobs.report.figures import (
     BINS,
@@ -215,6 +217,16 @@ def test_a_tag_in_a_record_stays_text() -> None:
     assert "&lt;script&gt;alert(1)" in rendered(FULL)
 
 
+@given(value=st.text())
+def test_no_text_becomes_a_tag(value: str) -> None:
+    """The text of a record becomes neither a tag, nor an attribute, nor a line break, nor a change
+    of direction.
+    """
+    whole = page(replace(EMPTY, url=value), (), zone=UTC, written_ms=BEGAN_MS)
+    (shown,) = re.findall(r'<p class="soft">Log <code>(.*?)</code>', whole, re.DOTALL)
+    assert not set("<>\"'\n\u202e") & set(shown)
+
+
 def test_sections_show_their_figures_and_how_many_they_leave_out() -> None:
     shown = rendered(FULL)
     for words in (
@@ -225,6 +237,7 @@ def test_sections_show_their_figures_and_how_many_they_leave_out() -> None:
         "3 pauses: p50 20 ms, p99 90 ms, longest 95 ms, total 135 ms",
         "transfer: 59 %",
         "and 19 more",
+        '<th scope="col" class="name">rule</th>',
         "1,500</td>",
         "7 stale",
         "not a record</td>",
