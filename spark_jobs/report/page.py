@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import tzinfo
 from functools import cache, partial
 from importlib.resources import files
@@ -73,13 +73,14 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "base64": lambda data: b64encode(data).decode(),
+    filters: dict[str, Callable[..., str]] = {
+        "base64": _base64,
         "count": format_count,
         "duration": format_duration,
         "kind_of_reason": _kind_of_reason,
         "quote": quote,
     }
+    environment.filters |= filters
     environment.globals |= {
         "bins": BINS,
         "command_on": command_on,
@@ -106,6 +107,10 @@ def _shown(value: object) -> object:
     if isinstance(value, Markup):  # What a macro has written: its values were shown already.
         return value
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in str(value))
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
 
 
 def summary(report: Report) -> dict[str, Any]:

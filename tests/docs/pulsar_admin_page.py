@@ -4,6 +4,7 @@ tests.docs.pulsar_admin_page`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,8 +33,8 @@ def page() -> str:
             " with Pulsar."
         ),
         (
-            "*Works*: as with Pulsar. *Differs*: the text says how. *Not here*: the tool prints the"
-            " text, and exits with 1."
+            "*Works*: as with Pulsar. *Differs*: the text says how. *Not here*: the tool prints"
+            " that this server has no such thing, with the text, and exits with 1."
         ),
     ]
     for group in groups:
@@ -47,6 +48,8 @@ def _lines(group: Group) -> Iterator[str]:
     for command, verdict in group.verdicts.items():
         kind, _, how = verdict.partition(": ")
         how = how or (group.lines_of(command)[0].prints if kind == NOT_HERE else "")
+        how = re.sub(r"^this server has no '.*?': ", "", how)
+        how = re.sub(r"because `set-[\w-]+` is", "because the command that sets it is", how)
         told = f"*{kind}*: {cell(how)}" if how else f"*{kind}*"
         commands.setdefault(told, []).append(f"`{command.removeprefix(f'{group.name} ')}`")
     for told, names in commands.items():
