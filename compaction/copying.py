@@ -414,7 +414,7 @@ class _Copier:
         self._listen(
             Deadline.after(
                 timeout_ms=max(
-                    (broker.joined.lease_ms + broker.joined.margin_ms for broker in silent),
+                    (broker.joined.lease_ms + broker.joined.grace_ms for broker in silent),
                     default=0,
                 )
             )
@@ -493,7 +493,10 @@ def _down(log: str, broker: str, last: int) -> Callable[[View, Author], AnyRecor
         if entry is None or entry.last != last:
             raise _in_use(log, broker)
         return propose.down(
-            author, entry, nonce=entry.joined.nonce, reason="silent while the channel was copied"
+            author,
+            entry,
+            instance_id=entry.joined.instance_id,
+            reason="silent while the channel was copied",
         )
 
     return make

@@ -40,11 +40,11 @@ class LabChannel:
         self._put(
             Joined(
                 key=broker,
-                based_on=self.view.last_of_broker(broker),
+                expected_offset=self.view.last_of_broker(broker),
                 publisher=broker,
-                nonce=f"{self.view.offset:032x}",
+                instance_id=f"{self.view.offset:032x}",
                 lease_ms=3_000,
-                margin_ms=500,
+                grace_ms=500,
                 renew_ms=1_000,
                 addresses={"http": f"http://{broker}"},
                 labels={},

@@ -23,9 +23,9 @@ from equipoise.brokers.agent.events import (
     Discarded,
     DrainRequested,
     Event,
+    InstanceIdWritten,
     Instant,
     MarkWritten,
-    NonceWritten,
     OpenContinues,
     Opened,
     PlacementChosen,
@@ -65,23 +65,25 @@ class Agent:
         reader: Reader,
         timing: Timing,
         profile: Profile,
-        make_nonce: Callable[[], str],
-        predecessor_nonces: frozenset[str] = frozenset(),
+        make_instance_id: Callable[[], str],
+        predecessor_instance_ids: frozenset[str] = frozenset(),
         placement: Placement | None = None,
         batches: Batches | None = None,
         settings: BalancingSettings | None = None,
     ) -> None:
         """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
-        `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory,
-        whose exclusive lock this process holds. `settings` apply where the channel has none. Raise
-        `InvalidConfig` for unsafe durations.
+        `make_instance_id` must never repeat a text. `predecessor_instance_ids` come from the data
+        directory, whose exclusive lock this process holds. `settings` apply where the channel has
+        none. Raise `InvalidConfig` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
         self._core = core
         self._membership = Membership(
-            core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces
+            core,
+            make_instance_id=make_instance_id,
+            predecessor_instance_ids=predecessor_instance_ids,
         )
         self._ownerships = Ownerships(core)
         self._leading = Leading(
@@ -434,7 +436,9 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Resynced: Agent._resynced,  # noqa: SLF001
     Tick: lambda _agent, _event: None,
     AppendFailed: Agent._append_failed,  # noqa: SLF001
-    NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001
+    InstanceIdWritten: lambda agent, event: agent._membership.instance_id_written(  # noqa: SLF001
+        event.instance_id
+    ),
     MarkWritten: Agent._mark_written,  # noqa: SLF001
     Prepared: lambda agent, event: agent._ownerships.prepared(event.bundle, event.problem),  # noqa: SLF001
     OpenContinues: lambda agent, event: agent._ownerships.open_continues(event.bundle),  # noqa: SLF001

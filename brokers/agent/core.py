@@ -65,17 +65,17 @@ class Profile:
             raise InvalidConfig(problems=(problem,))
 
     def joined(
-        self, *, key: str, based_on: int, nonce: str, timestamp_ms: int, timing: Timing
+        self, *, key: str, expected_offset: int, instance_id: str, timestamp_ms: int, timing: Timing
     ) -> Joined:
         """Return the record by which the broker `key` joins if its id is free."""
         return Joined(
             key=key,
-            based_on=based_on,
+            expected_offset=expected_offset,
             publisher=key,
             timestamp_ms=timestamp_ms,
-            nonce=nonce,
+            instance_id=instance_id,
             lease_ms=timing.lease_ms,
-            margin_ms=timing.margin_ms,
+            grace_ms=timing.grace_ms,
             renew_ms=timing.renew_ms,
             addresses=self.addresses,
             capacity=self.capacity,
@@ -94,7 +94,7 @@ class Attempt:
 
     number: int
     key: str
-    based_on: int
+    expected_offset: int
     decided: Instant
     ticket: int | None
 
@@ -102,7 +102,7 @@ class Attempt:
 def _misfit(profile: Profile) -> str | None:
     """Return why a `joined` with this profile could not be read; None if it can."""
     joined = profile.joined(
-        key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing()
+        key=_LONGEST_KEY, expected_offset=0, instance_id="any", timestamp_ms=0, timing=Timing()
     )
     try:
         data = encode(joined)
@@ -227,7 +227,7 @@ class Core:
         """
         number = self.next_attempt()
         record = make(self.author(number, requested_by))
-        if ticket is None and self._is_under_way(record.key, record.based_on):
+        if ticket is None and self._is_under_way(record.key, record.expected_offset):
             return False
         if self.is_crowded() and not self._made_room(record.key):
             if ticket is not None:
@@ -238,7 +238,11 @@ class Core:
                 self.effects.append(Answered(ticket=ticket, error=crowd))
             return False
         attempt = Attempt(
-            number=number, key=record.key, based_on=record.based_on, decided=self.now, ticket=ticket
+            number=number,
+            key=record.key,
+            expected_offset=record.expected_offset,
+            decided=self.now,
+            ticket=ticket,
         )
         self._in_flight[number] = attempt
         self._newest_by_key[record.key] = attempt
@@ -272,9 +276,9 @@ class Core:
         """Return whether a proposal about the bundle as it is now may still be read back."""
         return self._is_under_way(bundle.name, bundle.last)
 
-    def _is_under_way(self, key: str, based_on: int) -> bool:
+    def _is_under_way(self, key: str, expected_offset: int) -> bool:
         attempt = self._newest_by_key.get(key)
-        if attempt is None or attempt.based_on != based_on:
+        if attempt is None or attempt.expected_offset != expected_offset:
             return False
         return self.now.boot_ms - attempt.decided.boot_ms < self.timing.attempt_ms
 

@@ -24,14 +24,14 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteNonce:
-    """Write and fsync this instance id, then send `NonceWritten`."""
+class WriteInstanceId:
+    """Write and fsync this instance id, then send `InstanceIdWritten`."""
 
-    nonce: str
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetNonces:
+class ForgetInstanceIds:
     """Delete all instance ids but `keep`, because a later incarnation has been read back."""
 
     keep: str
@@ -179,8 +179,8 @@ class Stop:
 
 Effect = (
     Append
-    | WriteNonce
-    | ForgetNonces
+    | WriteInstanceId
+    | ForgetInstanceIds
     | WriteMark
     | Prepare
     | Open

@@ -61,10 +61,10 @@ class AppendFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonceWritten:
+class InstanceIdWritten:
     """The instance id is fsynced in the broker's data directory."""
 
-    nonce: str
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ Event = (
     | Resynced
     | Tick
     | AppendFailed
-    | NonceWritten
+    | InstanceIdWritten
     | MarkWritten
     | Prepared
     | Opened

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from equipoise.brokers.agent.core import NEVER_MS, Core
-from equipoise.brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
+from equipoise.brokers.agent.effects import ForgetInstanceIds, Refold, Stop, WriteInstanceId
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import RETRY_DIVISOR
@@ -39,23 +39,27 @@ _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
 
 # Remembered own instance ids: over an hour at one attempt per second. A forgotten one that is
 # accepted counts as a stranger's, which silence ends.
-_OWN_NONCES_MAX: Final = 4_096
+_OWN_INSTANCE_IDS_MAX: Final = 4_096
 
 
 class Membership:
     """One broker's membership."""
 
     def __init__(
-        self, core: Core, *, make_nonce: Callable[[], str], predecessor_nonces: frozenset[str]
+        self,
+        core: Core,
+        *,
+        make_instance_id: Callable[[], str],
+        predecessor_instance_ids: frozenset[str],
     ) -> None:
         self._core = core
         self._timing = core.timing
-        self._make_nonce = make_nonce
+        self._make_instance_id = make_instance_id
         # Instance ids of dead processes, since we hold their directory's lock. Replaced, never
         # adopted.
-        self._predecessor_nonces = predecessor_nonces
+        self._predecessor_instance_ids = predecessor_instance_ids
         # Own instance ids, with the decision times from which a lease is counted.
-        self._own_nonces: dict[str, Instant] = {}
+        self._own_instance_ids: dict[str, Instant] = {}
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
         # When any broker, this one included, was last heard, and since when without a gap that cost
@@ -110,10 +114,10 @@ class Membership:
         """
         promised = broker.joined
         heard_ms = self._heard_of_ms(broker)
-        late_ms = promised.renew_ms + promised.margin_ms
+        late_ms = promised.renew_ms + promised.grace_ms
         if broker.incarnation == self._core.incarnation or now.boot_ms - heard_ms <= late_ms:
             return False
-        if now.boot_ms - heard_ms >= promised.lease_ms - promised.margin_ms:
+        if now.boot_ms - heard_ms >= promised.lease_ms - promised.grace_ms:
             return True
         silent_since_ms = max(heard_ms, self._hearing_since_ms)
         if now.boot_ms - silent_since_ms <= late_ms:
@@ -125,7 +129,7 @@ class Membership:
         """Return whether the log may be away for all: no renewal was read, or the last append
         failed.
         """
-        late_ms = self._core.timing.renew_ms + self._core.timing.margin_ms
+        late_ms = self._core.timing.renew_ms + self._core.timing.grace_ms
         return (
             now.boot_ms - self._heard_anybody_ms > late_ms
             or self._append_failed_ms > self._heard_anybody_ms
@@ -193,7 +197,7 @@ class Membership:
             core.incarnation is None
             and myself is not None
             and myself.live
-            and myself.joined.nonce in self._own_nonces
+            and myself.joined.instance_id in self._own_instance_ids
         ):
             self._asked_to_join_ms = -NEVER_MS
             self._adopt(myself.incarnation, myself.joined)
@@ -229,7 +233,7 @@ class Membership:
         self._join_at_ms = core.now.boot_ms
 
     def _joined(self, folded: Folded, record: Joined) -> None:
-        decided = self._own_nonces.get(record.nonce)
+        decided = self._own_instance_ids.get(record.instance_id)
         if decided is not None:
             self._asked_to_join_ms = -NEVER_MS  # The attempt is settled.
         if folded.verdict.accepted:
@@ -253,7 +257,7 @@ class Membership:
         core.timing = replace(
             self._timing,
             lease_ms=joined.lease_ms,
-            margin_ms=joined.margin_ms,
+            grace_ms=joined.grace_ms,
             renew_ms=joined.renew_ms,
         )
         # An awake broker takes a step at each renewal. Add the longest harmless stall.
@@ -266,20 +270,20 @@ class Membership:
         self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
         self._accuse_at_ms = core.now.boot_ms
         self._join_at_ms = NEVER_MS
-        self._predecessor_nonces = frozenset()
-        self._own_nonces = {joined.nonce: self._own_nonces[joined.nonce]}
-        core.effects.append(ForgetNonces(keep=joined.nonce))
+        self._predecessor_instance_ids = frozenset()
+        self._own_instance_ids = {joined.instance_id: self._own_instance_ids[joined.instance_id]}
+        core.effects.append(ForgetInstanceIds(keep=joined.instance_id))
 
     def _heard(self, incarnation: int | None) -> None:
         if incarnation is not None:
             now_ms, timing = self._core.now.boot_ms, self._core.timing
-            if now_ms - self._heard_anybody_ms > timing.renew_ms + timing.margin_ms:
+            if now_ms - self._heard_anybody_ms > timing.renew_ms + timing.grace_ms:
                 self._hearing_since_ms = now_ms
             self._heard_ms[incarnation] = self._heard_anybody_ms = now_ms
             broker = self._core.view.live.get(incarnation)
             if broker is not None and self._core.incarnation is not None:
                 self._accuse_at_ms = min(
-                    self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.margin_ms
+                    self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.grace_ms
                 )
 
     def _touch(self) -> None:
@@ -329,11 +333,11 @@ class Membership:
         for broker in others:
             rank = elders - self._accuses_before_us(broker)
             overdue_ms = self._overdue_ms(broker)
-            accusable_ms = overdue_ms + broker.joined.margin_ms * rank
+            accusable_ms = overdue_ms + broker.joined.grace_ms * rank
             if accusable_ms <= now_ms and may_accuse:
                 self._propose_down(broker, now_ms - self._silent_since_ms(broker))
             # The ranks change when an elder becomes overdue: look again then.
-            again_ms = now_ms + core.timing.margin_ms // 2
+            again_ms = now_ms + core.timing.grace_ms // 2
             due_ms = min(
                 due_ms,
                 next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms),
@@ -366,12 +370,12 @@ class Membership:
 
     def _overdue_ms(self, broker: BrokerEntry) -> int:
         """Return when the broker will have been silent for its lease and its grace period."""
-        return self._silent_since_ms(broker) + broker.joined.lease_ms + broker.joined.margin_ms
+        return self._silent_since_ms(broker) + broker.joined.lease_ms + broker.joined.grace_ms
 
     # --- joining ---
 
     def _join(self) -> None:
-        """Make an instance id and have it written before use. `nonce_written` continues."""
+        """Make an instance id and have it written before use. `instance_id_written` continues."""
         core = self._core
         self._join_at_ms = core.now.boot_ms + core.timing.renew_ms
         if core.view.genesis is None:
@@ -387,29 +391,33 @@ class Membership:
                 )
             )
             return
-        nonce = self._make_nonce()
-        if len(self._own_nonces) >= _OWN_NONCES_MAX:
-            del self._own_nonces[next(iter(self._own_nonces))]
-        self._own_nonces[nonce] = core.now
-        core.effects.append(WriteNonce(nonce=nonce))
+        instance_id = self._make_instance_id()
+        if len(self._own_instance_ids) >= _OWN_INSTANCE_IDS_MAX:
+            del self._own_instance_ids[next(iter(self._own_instance_ids))]
+        self._own_instance_ids[instance_id] = core.now
+        core.effects.append(WriteInstanceId(instance_id=instance_id))
 
-    def nonce_written(self, nonce: str) -> None:
+    def instance_id_written(self, instance_id: str) -> None:
         """Send the `joined` with an instance id that is on disk."""
         core = self._core
-        if nonce not in self._own_nonces or core.incarnation is not None or not self._may_join:
+        if (
+            instance_id not in self._own_instance_ids
+            or core.incarnation is not None
+            or not self._may_join
+        ):
             return
         self._asked_to_join_ms = core.now.boot_ms
         before = core.view.brokers.get(core.broker)
         alive = before if before is not None and before.live else None
         replaces = (
-            alive.joined.nonce
-            if alive is not None and alive.joined.nonce in self._predecessor_nonces
+            alive.joined.instance_id
+            if alive is not None and alive.joined.instance_id in self._predecessor_instance_ids
             else None
         )
         joined = core.profile.joined(
             key=core.broker,
-            based_on=core.view.last_of_broker(core.broker),
-            nonce=nonce,
+            expected_offset=core.view.last_of_broker(core.broker),
+            instance_id=instance_id,
             timestamp_ms=core.now.wall_ms,
             timing=self._timing.for_members(len(core.view.live) + 1),
         )

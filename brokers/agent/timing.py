@@ -31,7 +31,7 @@ class Timing:
     """Durations in milliseconds. The defaults are for the embedded log; `timing_of` returns those
     of each kind of log.
 
-    * `lease_ms`, `renew_ms`, `margin_ms` (the grace period): this incarnation's promises. Others
+    * `lease_ms`, `renew_ms`, `grace_ms` (the grace period): this incarnation's promises. Others
       use them, never their own settings.
     * `round_trip_ms`: longest time from append to read-back.
     * `reconnect_ms`: longest reconnect after an outage of the log.
@@ -47,7 +47,7 @@ class Timing:
 
     lease_ms: int = 3_000
     renew_ms: int = 1_000
-    margin_ms: int = 500
+    grace_ms: int = 500
     round_trip_ms: int = 250
     reconnect_ms: int = 800
     failover_ms: int = 0
@@ -70,13 +70,13 @@ class Timing:
             self,
             lease_ms=self.lease_ms * members // _MEMBERS_AT_FULL_PACE,
             renew_ms=self.renew_ms * members // _MEMBERS_AT_FULL_PACE,
-            margin_ms=self.margin_ms * members // _MEMBERS_AT_FULL_PACE,
+            grace_ms=self.grace_ms * members // _MEMBERS_AT_FULL_PACE,
         )
 
     @property
     def skew_max_ms(self) -> int:
         """How far the wall clock may run ahead within a lease: the longest unseen sleep."""
-        return self.margin_ms // 2
+        return self.grace_ms // 2
 
     def check(self) -> None:
         """Raise `InvalidConfig` if these durations could have a live broker declared dead, or two
@@ -84,8 +84,8 @@ class Timing:
         """
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
         # Half of the grace period covers a sleep hidden from the boot clock, the other half the
-        # clocks' rates: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the
-        # margin and rounded up.
+        # clocks' rates: grace / 2 >= 2 x rate error x (lease + grace) + rounding, solved for the
+        # grace period and rounded up.
         for_sleep_ms = -(
             -2
             * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION)
@@ -99,16 +99,16 @@ class Timing:
         )
         rules = (
             (
-                self.margin_ms >= for_sleep_ms,
-                "margin_ms",
+                self.grace_ms >= for_sleep_ms,
+                "grace_ms",
                 (
-                    f"at least {for_sleep_ms} (twice what clocks differ by in lease and margin,"
-                    " since a sleep of half the margin goes unseen)"
+                    f"at least {for_sleep_ms} (twice what clocks differ by in lease and grace"
+                    " period, since a sleep of half the grace period goes unseen)"
                 ),
             ),
             (
-                self.margin_ms >= rate_error_ms + self.stall_ms,
-                "margin_ms",
+                self.grace_ms >= rate_error_ms + self.stall_ms,
+                "grace_ms",
                 f"at least {rate_error_ms + self.stall_ms} (2 x rate error x lease + stall)",
             ),
             (
@@ -125,8 +125,8 @@ class Timing:
                 ),
             ),
             (
-                half_lease_ms + self.margin_ms >= self.renew_ms + self.reconnect_ms,
-                "margin_ms",
+                half_lease_ms + self.grace_ms >= self.renew_ms + self.reconnect_ms,
+                "grace_ms",
                 (
                     f"at least {self.renew_ms + self.reconnect_ms - half_lease_ms} (renewal +"
                     " longest reconnect - lease / 2)"
@@ -151,7 +151,7 @@ _TIMINGS: Final[Mapping[str, Timing]] = {
     "kafka": Timing(
         lease_ms=15_000,
         renew_ms=3_000,
-        margin_ms=1_000,
+        grace_ms=1_000,
         round_trip_ms=1_000,
         reconnect_ms=5_000,
         failover_ms=_KAFKA_FAILOVER_MS,

@@ -84,7 +84,7 @@ def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maint
         "failure_domain_source": domain.source,
         "labels": dict(joined.labels),
         "lease_ms": joined.lease_ms,
-        "margin_ms": joined.margin_ms,
+        "grace_ms": joined.grace_ms,
         "renew_ms": joined.renew_ms,
         "version": joined.version,
         "last": broker.last,

@@ -96,7 +96,7 @@ def broker_document(
         "supported_level": joined.supported_level,
         "lease_ms": joined.lease_ms,
         "renew_ms": joined.renew_ms,
-        "margin_ms": joined.margin_ms,
+        "grace_ms": joined.grace_ms,
     }
 
 

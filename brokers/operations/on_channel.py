@@ -25,7 +25,7 @@ from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import ask_opened, order_to_drain
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener
-from equipoise.brokers.runtime.data_directory import nonces_of_dead
+from equipoise.brokers.runtime.data_directory import instance_ids_of_dead
 from equipoise.brokers.runtime.router import Opened
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
@@ -188,9 +188,11 @@ def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration
     Raises `OperatorError` if the process still runs or its lock proves nothing,
     `DataDirectoryUnusable`, and what `submit` raises.
     """
-    nonces = nonces_of_dead(data_directory)
+    instance_ids = instance_ids_of_dead(data_directory)
     read_on(access.log, access.reader, deadline=access.deadline)
-    dead = [broker for broker in access.view.live_brokers() if broker.joined.nonce in nonces]
+    dead = [
+        broker for broker in access.view.live_brokers() if broker.joined.instance_id in instance_ids
+    ]
     return tuple(
         death_declaration
         for broker in dead
@@ -226,6 +228,6 @@ def _down(incarnation: int, view: View, author: Author) -> BrokerRecord:
     return propose.down(
         author,
         broker,
-        nonce=broker.joined.nonce,
+        instance_id=broker.joined.instance_id,
         reason="its data directory is free: the process is gone",
     )

@@ -42,7 +42,7 @@ _TIMING: Final = Timing()
 _DEFAULTS_BY_LOG: Final = (
     "lease_ms",
     "renew_ms",
-    "margin_ms",
+    "grace_ms",
     "round_trip_ms",
     "reconnect_ms",
     "failover_ms",
@@ -425,8 +425,8 @@ class WorkerConfig(BaseModel):
         default=_TIMING.renew_ms,
         description="The interval of renewals. Each renewal is a record that all brokers read.",
     )
-    margin_ms: Promise = Field(
-        default=_TIMING.margin_ms,
+    grace_ms: Promise = Field(
+        default=_TIMING.grace_ms,
         description=(
             "The grace period: how long other brokers wait beyond the lease before they declare"
             " this broker dead. It covers clocks of unequal rate, stalls, and sleeps that the"

@@ -21,13 +21,13 @@ from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
 
-NONCES_MAX: Final = 65_536
+INSTANCE_IDS_MAX: Final = 65_536
 """Instance ids kept: 18 hours of one failed attempt to join per second. Then the oldest half is
 dropped, at the cost of waiting for a lease to expire."""
 
 _LOCK: Final = "lock"
 _MARK: Final = "mark"
-_NONCES: Final = "nonces"
+_INSTANCE_IDS: Final = "instance_ids"
 _SNAPSHOT: Final = "snapshot"
 _PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
 
@@ -70,16 +70,16 @@ class DataDirectory:
                 os.ftruncate(self._lock, 0)
                 os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
                 # In a dict, because the oldest are dropped first.
-                self._nonces = dict.fromkeys(_read_nonces(path))
+                self._instance_ids = dict.fromkeys(_read_instance_ids(path))
                 self._marks = _read_marks(path)
             except BaseException:
                 self.close()
                 raise
 
     @property
-    def nonces(self) -> frozenset[str]:
+    def instance_ids(self) -> frozenset[str]:
         """All instance ids: a dead process may have joined with any of them."""
-        return frozenset(self._nonces)
+        return frozenset(self._instance_ids)
 
     @property
     def mark(self) -> LogMark | None:
@@ -113,24 +113,28 @@ class DataDirectory:
                 _sync_folder(self.path)
             self._marks[older] = mark
 
-    def write_nonce(self, nonce: str) -> None:
+    def write_instance_id(self, instance_id: str) -> None:
         """Write and fsync an instance id, a word of printable ASCII."""
-        if not _is_nonce(nonce):
-            raise Bug(f"{nonce!r} is no nonce: it must be a word of printable ASCII")
+        if not _is_instance_id(instance_id):
+            raise Bug(f"{instance_id!r} is no instance id: it must be a word of printable ASCII")
         with self._changing():
-            if len(self._nonces) >= NONCES_MAX:
-                self._replace_nonces(tuple(self._nonces)[NONCES_MAX // 2 :])
-            is_new = not (self.path / _NONCES).exists()
+            if len(self._instance_ids) >= INSTANCE_IDS_MAX:
+                self._replace_instance_ids(tuple(self._instance_ids)[INSTANCE_IDS_MAX // 2 :])
+            is_new = not (self.path / _INSTANCE_IDS).exists()
             # The leading newline ends a line that a power cut has torn.
-            _write(self.path / _NONCES, b"\n%s\n" % nonce.encode("ascii"), flags=os.O_APPEND)
+            _write(
+                self.path / _INSTANCE_IDS,
+                b"\n%s\n" % instance_id.encode("ascii"),
+                flags=os.O_APPEND,
+            )
             if is_new:
                 _sync_folder(self.path)
-            self._nonces[nonce] = None
+            self._instance_ids[instance_id] = None
 
-    def forget_nonces(self, keep: str) -> None:
+    def forget_instance_ids(self, keep: str) -> None:
         """Forget all instance ids but `keep`, which has been read back."""
         with self._changing():
-            self._replace_nonces((keep,))
+            self._replace_instance_ids((keep,))
 
     def save_snapshot(self, snapshot: bytes, mark: LogMark) -> None:
         """Replace the snapshot, which was taken at `mark`. The mark comes first, so that no
@@ -177,9 +181,12 @@ class DataDirectory:
             _check_is_at(self.path, self._lock)
             yield
 
-    def _replace_nonces(self, nonces: Sequence[str]) -> None:
-        self._replace(_NONCES, b"".join(b"%s\n" % nonce.encode("ascii") for nonce in nonces))
-        self._nonces = dict.fromkeys(nonces)
+    def _replace_instance_ids(self, instance_ids: Sequence[str]) -> None:
+        self._replace(
+            _INSTANCE_IDS,
+            b"".join(b"%s\n" % instance_id.encode("ascii") for instance_id in instance_ids),
+        )
+        self._instance_ids = dict.fromkeys(instance_ids)
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replace a file: after a power cut it is the old or the new one, never a mixture."""
@@ -189,7 +196,7 @@ class DataDirectory:
         _sync_folder(self.path)
 
 
-def nonces_of_dead(path: Path) -> frozenset[str]:
+def instance_ids_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
     Raise `OperatorError` if it lives or its lock proves nothing, and `DataDirectoryUnusable` if no
@@ -202,7 +209,7 @@ def nonces_of_dead(path: Path) -> frozenset[str]:
         except FileNotFoundError:
             raise ValueError("no broker has used it") from None
         try:
-            return frozenset(_read_nonces(path))
+            return frozenset(_read_instance_ids(path))
         finally:
             forked.close_file(lock)
 
@@ -266,15 +273,15 @@ def _living_pid_in(lock: int) -> int | None:
     return int(text)
 
 
-def _read_nonces(path: Path) -> list[str]:
+def _read_instance_ids(path: Path) -> list[str]:
     """Return the instance ids in the file, without a line torn by a power cut."""
     try:
-        data = (path / _NONCES).read_bytes()
+        data = (path / _INSTANCE_IDS).read_bytes()
     except FileNotFoundError:
         return []
     # Text after the last newline was never fsynced: no record carries it.
     lines = data.decode("ascii", "replace").split("\n")[:-1]
-    return [line for line in lines if _is_nonce(line)]
+    return [line for line in lines if _is_instance_id(line)]
 
 
 def _read_marks(path: Path) -> list[LogMark | None]:
@@ -298,7 +305,7 @@ def _mark_in(data: bytes) -> LogMark | None:
     return None
 
 
-def _is_nonce(text: str) -> bool:
+def _is_instance_id(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 

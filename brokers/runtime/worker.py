@@ -25,18 +25,18 @@ from equipoise.brokers.agent.effects import (
     Answered,
     Append,
     Effect,
-    ForgetNonces,
+    ForgetInstanceIds,
     Refold,
     Stop,
+    WriteInstanceId,
     WriteMark,
-    WriteNonce,
 )
 from equipoise.brokers.agent.events import (
     AppendFailed,
     DrainRequested,
     Event,
+    InstanceIdWritten,
     MarkWritten,
-    NonceWritten,
     OpenContinues,
     PlacementChosen,
     Read,
@@ -212,8 +212,8 @@ class Worker:
                 reader=reader,
                 timing=self.config.timing(),
                 profile=self.profile,
-                make_nonce=lambda: secrets.token_hex(16),
-                predecessor_nonces=directory.nonces,
+                make_instance_id=lambda: secrets.token_hex(16),
+                predecessor_instance_ids=directory.instance_ids,
                 settings=self.config.base_settings,
             )
             self._recorders = Recorders(self.config, clock=self.clock, log=handle.identity)
@@ -464,8 +464,8 @@ class Worker:
                 lambda directory: directory.write_mark(mark),
                 partial(self._disk_answered, then=MarkWritten(offset=effect.offset)),
             )
-        elif isinstance(effect, WriteNonce | ForgetNonces):
-            self._keep_nonces(effect)
+        elif isinstance(effect, WriteInstanceId | ForgetInstanceIds):
+            self._keep_instance_ids(effect)
         elif isinstance(effect, Alarm):
             self._raise_alarm(effect)
         elif isinstance(effect, Refold):
@@ -481,23 +481,27 @@ class Worker:
             alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields}
         )
 
-    def _keep_nonces(self, effect: WriteNonce | ForgetNonces) -> None:
+    def _keep_instance_ids(self, effect: WriteInstanceId | ForgetInstanceIds) -> None:
         """Write in order, in the directory's thread: a `joined` is sent after its instance id is on
         disk.
 
         A failing disk delays joining; a member only raises an alarm.
         """
-        if isinstance(effect, ForgetNonces):
+        if isinstance(effect, ForgetInstanceIds):
             keep = effect.keep
             self._directory.write(
-                lambda directory: directory.forget_nonces(keep), self._disk_answered
+                lambda directory: directory.forget_instance_ids(keep), self._disk_answered
             )
         else:
-            nonce, written = (
-                effect.nonce,
-                partial(self._disk_answered, then=NonceWritten(nonce=effect.nonce)),
+            instance_id, written = (
+                effect.instance_id,
+                partial(
+                    self._disk_answered, then=InstanceIdWritten(instance_id=effect.instance_id)
+                ),
             )
-            self._directory.write(lambda directory: directory.write_nonce(nonce), written)
+            self._directory.write(
+                lambda directory: directory.write_instance_id(instance_id), written
+            )
 
     def _disk_answered(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
         self.disk_problem = error

@@ -24,21 +24,21 @@ from equipoise.brokers.agent.effects import (
     Discard,
     Effect,
     FindCuts,
-    ForgetNonces,
+    ForgetInstanceIds,
     Open,
     Prepare,
     Refold,
     Reshaped,
     Stop,
+    WriteInstanceId,
     WriteMark,
-    WriteNonce,
 )
 from equipoise.brokers.agent.events import (
     AppendFailed,
     Event,
+    InstanceIdWritten,
     Instant,
     MarkWritten,
-    NonceWritten,
     Read,
     Requested,
     Resynced,
@@ -70,7 +70,7 @@ class Directory:
     entries, with their number.
     """
 
-    nonces: dict[str, None] = field(default_factory=dict)
+    instance_ids: dict[str, None] = field(default_factory=dict)
     mark: int = -1
     snapshot: tuple[int, bytes] | None = None
 
@@ -105,7 +105,7 @@ class AgentHost(ABC):
         address: str,
         directory: Directory,
         log: SharedLog,
-        make_nonce: Callable[[], str],
+        make_instance_id: Callable[[], str],
         timing: Timing,
         batches: Batches | None = None,
         placement: Placement | None = None,
@@ -128,8 +128,8 @@ class AgentHost(ABC):
             reader=log.reader(view),
             timing=timing,
             profile=Profile(addresses={"http": address}),
-            make_nonce=make_nonce,
-            predecessor_nonces=frozenset(directory.nonces),
+            make_instance_id=make_instance_id,
+            predecessor_instance_ids=frozenset(directory.instance_ids),
             placement=placement,
             batches=batches,
         )
@@ -224,10 +224,10 @@ class AgentHost(ABC):
         match effect:
             case Append():
                 self.append(effect.data, partial(self._append_failed, effect.attempt))
-            case WriteNonce():
-                self.after_sync(partial(self._nonce_written, effect.nonce))
-            case ForgetNonces():
-                self.directory.nonces = {effect.keep: None}
+            case WriteInstanceId():
+                self.after_sync(partial(self._instance_id_written, effect.instance_id))
+            case ForgetInstanceIds():
+                self.directory.instance_ids = {effect.keep: None}
             case WriteMark():
                 self.after_sync(partial(self._mark_written, effect.offset))
             case Prepare() | Open() | Close() | Discard() | Abandon() | FindCuts() | Reshaped():
@@ -245,10 +245,10 @@ class AgentHost(ABC):
         in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
         self.deliver(AppendFailed(attempt=attempt, error=error, in_doubt=in_doubt))
 
-    def _nonce_written(self, nonce: str) -> None:
+    def _instance_id_written(self, instance_id: str) -> None:
         if self.alive:
-            self.directory.nonces[nonce] = None
-            self.after_sync(partial(self.deliver, NonceWritten(nonce=nonce)))
+            self.directory.instance_ids[instance_id] = None
+            self.after_sync(partial(self.deliver, InstanceIdWritten(instance_id=instance_id)))
 
     def _mark_written(self, offset: int) -> None:
         if self.alive:

@@ -105,7 +105,7 @@ class Member(AgentHost):
             address=f"http://{broker}",
             directory=world.directories.setdefault(broker, Directory()),
             log=world.log,
-            make_nonce=lambda: f"nonce {next(world.numbers)}",
+            make_instance_id=lambda: f"instance_id {next(world.numbers)}",
             timing=Timing(),
             placement=world.placement,
         )

@@ -65,7 +65,7 @@ _INTEGER_BITS: Final = INTEGER_MAX.bit_length()
 _init_transition: Final = BundleTransition.__init__
 _init_renewed: Final = Renewed.__init__
 _hot_fields: Final = itemgetter(
-    "key", "based_on", "publisher", "incarnation", "sequence", "timestamp_ms"
+    "key", "expected_offset", "publisher", "incarnation", "sequence", "timestamp_ms"
 )
 _ADMIN_PREFIX_LENGTH: Final = len(ADMIN_PREFIX)
 
@@ -99,7 +99,7 @@ def encode(record: AnyRecord) -> bytes:
     """Return the bytes of a record; `decode` returns an equal record."""
     raw = _own_fields(record)
     raw["key"] = record.key
-    raw["based_on"] = record.based_on
+    raw["expected_offset"] = record.expected_offset
     raw["publisher"] = record.publisher
     raw["incarnation"] = record.incarnation
     raw["sequence"] = record.sequence
@@ -120,7 +120,7 @@ class _EnvelopeFields(TypedDict):
     """The fields that every record has, by name."""
 
     key: str
-    based_on: int
+    expected_offset: int
     publisher: str
     incarnation: int | None
     sequence: int | None
@@ -137,19 +137,19 @@ def _hot_envelope(raw: Raw) -> Envelope:
     by field.
     """
     try:
-        key, based_on, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
+        key, expected_offset, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
     except KeyError:
         return cast("Envelope", tuple(_envelope(raw).values()))
     if (
         type(key) is str
         and type(publisher) is str
-        and type(based_on) is int
+        and type(expected_offset) is int
         and type(incarnation) is int
         and type(sequence) is int
         and type(timestamp_ms) is int
         # One test for four ranges: a negative or 64-bit number sets a bit above bit 62 of the
         # union.
-        and not (based_on | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
+        and not (expected_offset | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
         and 0 < len(key) <= KEY_CHARACTERS_MAX
         and 0 < len(publisher) <= KEY_CHARACTERS_MAX
         and publisher[:_ADMIN_PREFIX_LENGTH] != ADMIN_PREFIX
@@ -157,17 +157,17 @@ def _hot_envelope(raw: Raw) -> Envelope:
         and "level" not in raw
         and "requested_by" not in raw
     ):
-        return key, based_on, publisher, incarnation, sequence, None, 1, timestamp_ms, None
+        return key, expected_offset, publisher, incarnation, sequence, None, 1, timestamp_ms, None
     return cast("Envelope", tuple(_envelope(raw).values()))
 
 
 def _envelope(raw: Raw) -> _EnvelopeFields:
     """Return the envelope of a broker's or an admin's record."""
-    key, based_on = _key(raw), integer(raw, "based_on")
+    key, expected_offset = _key(raw), integer(raw, "expected_offset")
     publisher, incarnation, sequence, as_of = _publisher(raw)
     return {
         "key": key,
-        "based_on": based_on,
+        "expected_offset": expected_offset,
         "publisher": publisher,
         "incarnation": incarnation,
         "sequence": sequence,
@@ -199,7 +199,7 @@ def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
             fail(f"a genesis or joined record has no {name}: it precedes the incarnation")
     return {
         "key": _key(raw),
-        "based_on": integer(raw, "based_on"),
+        "expected_offset": integer(raw, "expected_offset"),
         "publisher": text(raw, "publisher", KEY_CHARACTERS_MAX),
         "incarnation": None,
         "sequence": None,
@@ -268,9 +268,17 @@ def _remark(raw: Raw, name: str) -> str | None:
 
 
 def _decode_bundle(raw: Raw) -> BundleTransition:
-    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = (
-        _hot_envelope(raw)
-    )
+    (
+        key,
+        expected_offset,
+        publisher,
+        incarnation,
+        sequence,
+        as_of,
+        level,
+        timestamp_ms,
+        requested_by,
+    ) = _hot_envelope(raw)
     get = raw.get
     state, owner, source = get("state"), get("owner"), get("source")
     # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again, for
@@ -287,7 +295,7 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
     _init_transition(
         record,
         key=key,
-        based_on=based_on,
+        expected_offset=expected_offset,
         publisher=publisher,
         incarnation=incarnation,
         sequence=sequence,
@@ -322,7 +330,7 @@ def _decode_merge(raw: Raw) -> Merge:
     return Merge(
         **_envelope(raw),
         right=text(raw, "right", KEY_CHARACTERS_MAX),
-        based_on_right=integer(raw, "based_on_right"),
+        expected_offset_right=integer(raw, "expected_offset_right"),
         reason=optional_text(raw, "reason"),
     )
 
@@ -343,7 +351,7 @@ def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
     if status == "renewed":
         (
             key,
-            based_on,
+            expected_offset,
             publisher,
             incarnation,
             sequence,
@@ -356,7 +364,7 @@ def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
         _init_renewed(
             record,
             key=key,
-            based_on=based_on,
+            expected_offset=expected_offset,
             publisher=publisher,
             incarnation=incarnation,
             sequence=sequence,
@@ -372,7 +380,7 @@ def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
     return BrokerRecord(
         **_envelope(raw),
         status=cast("BrokerChange", choice(raw, "status", _BROKER_CHANGES)),
-        nonce=optional_text(raw, "nonce"),
+        instance_id=optional_text(raw, "instance_id"),
         reason=optional_text(raw, "reason"),
     )
 
@@ -381,21 +389,21 @@ def _decode_joined(raw: Raw) -> Joined:
     envelope = _first_of_its_kind(raw)
     if envelope["publisher"] != envelope["key"] or envelope["key"].startswith(ADMIN_PREFIX):
         fail("a broker publishes its own joined record: publisher must equal key")
-    lease_ms, margin_ms, renew_ms = (
+    lease_ms, grace_ms, renew_ms = (
         integer(raw, "lease_ms"),
-        integer(raw, "margin_ms"),
+        integer(raw, "grace_ms"),
         integer(raw, "renew_ms"),
     )
-    if not lease_ms or not margin_ms or not renew_ms:
-        fail("lease_ms, margin_ms and renew_ms must be above 0")
+    if not lease_ms or not grace_ms or not renew_ms:
+        fail("lease_ms, grace_ms and renew_ms must be above 0")
     capacity = optional_integer(raw, "capacity", 100)
     if not capacity:
         fail("capacity must be above 0")
     return Joined(
         **envelope,
-        nonce=text(raw, "nonce"),
+        instance_id=text(raw, "instance_id"),
         lease_ms=lease_ms,
-        margin_ms=margin_ms,
+        grace_ms=grace_ms,
         renew_ms=renew_ms,
         addresses=texts(raw, "addresses"),
         capacity=capacity,
@@ -412,7 +420,7 @@ def _decode_genesis(raw: Raw) -> Genesis:
     envelope = _first_of_its_kind(raw)
     # Checked here, because a reader counts offsets from the first genesis' base and must know that
     # it is accepted.
-    if envelope["based_on"]:
+    if envelope["expected_offset"]:
         fail("genesis is based on 0")
     return Genesis(
         **envelope,

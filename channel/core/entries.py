@@ -175,7 +175,7 @@ def broker_entry(
     digest_after: int = 0,
 ) -> BrokerEntry:
     """Return a broker in a new incarnation or status. Its weights are hashed only here."""
-    key_weight = weight("broker", joined.key, joined.nonce, str(joined.supported_level))
+    key_weight = weight("broker", joined.key, joined.instance_id, str(joined.supported_level))
     return BrokerEntry(
         broker=joined.key,
         incarnation=incarnation,

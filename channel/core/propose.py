@@ -79,7 +79,7 @@ def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> G
     """
     return Genesis(
         key="genesis",
-        based_on=0,
+        expected_offset=0,
         publisher=author.publisher,
         level=level,
         timestamp_ms=author.timestamp_ms,
@@ -104,7 +104,7 @@ def close_log(
     )
     return LevelRecord(
         key="level",
-        based_on=view.level_last,
+        expected_offset=view.level_last,
         **author.signature,
         raises_to=LEVEL_CLOSED,
         copied_to=shown,
@@ -121,7 +121,7 @@ def assign(
     """Assign a bundle that is free, or whose owner is silent, to incarnation `owner`."""
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="assigning",
         owner=owner,
@@ -132,14 +132,22 @@ def assign(
 def opened(author: Author, bundle: BundleEntry) -> BundleTransition:
     """Record that the owner has opened its assigned bundle."""
     return BundleTransition(
-        key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner
+        key=bundle.name,
+        expected_offset=bundle.last,
+        **author.signature,
+        state="owned",
+        owner=bundle.owner,
     )
 
 
 def refuse(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
     """Record that the owner cannot open its assigned bundle."""
     return BundleTransition(
-        key=bundle.name, based_on=bundle.last, **author.signature, state="free", reason=reason
+        key=bundle.name,
+        expected_offset=bundle.last,
+        **author.signature,
+        state="free",
+        reason=reason,
     )
 
 
@@ -151,7 +159,7 @@ def transfer(
     """
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="assigning",
         owner=destination,
@@ -164,7 +172,7 @@ def prepared(author: Author, bundle: BundleEntry) -> BundleTransition:
     """Record that the destination is warm: the source may release the bundle."""
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="releasing",
         owner=bundle.owner,
@@ -178,7 +186,7 @@ def hand_over(
     """Record that the source has closed the bundle. The destination owns it when it reads this."""
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="owned",
         owner=bundle.owner,
@@ -191,7 +199,7 @@ def cancel(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransit
     owner = bundle.source if bundle.phase == "transferring" else bundle.owner
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="owned",
         owner=owner,
@@ -203,7 +211,7 @@ def unload(author: Author, bundle: BundleEntry, *, reason: str | None = None) ->
     """Take an owned bundle from its owner, without a destination."""
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="releasing",
         source=bundle.owner,
@@ -246,7 +254,9 @@ def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
 
 def released(author: Author, bundle: BundleEntry) -> BundleTransition:
     """Record that the source has closed the unloaded bundle."""
-    return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free")
+    return BundleTransition(
+        key=bundle.name, expected_offset=bundle.last, **author.signature, state="free"
+    )
 
 
 def start_split(
@@ -262,7 +272,7 @@ def start_split(
     """
     return BundleTransition(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         state="splitting",
         owner=bundle.owner,
@@ -278,7 +288,7 @@ def split(
     """Split the author's own splitting bundle at `cuts`, hash points strictly inside it."""
     return Split(
         key=bundle.name,
-        based_on=bundle.last,
+        expected_offset=bundle.last,
         **author.signature,
         positions=tuple(cuts),
         reason=reason,
@@ -291,10 +301,10 @@ def merge(
     """Merge two neighbours of one owner."""
     return Merge(
         key=left.name,
-        based_on=left.last,
+        expected_offset=left.last,
         **author.signature,
         right=right.name,
-        based_on_right=right.last,
+        expected_offset_right=right.last,
         reason=reason,
     )
 
@@ -316,7 +326,7 @@ def create_namespace(
     before = view.namespaces.get(name)
     return NamespaceRecord(
         key=name,
-        based_on=view.removed_at if before is None else before.last,
+        expected_offset=view.removed_at if before is None else before.last,
         **author.signature,
         status="created",
         boundaries=tuple(boundaries),
@@ -330,7 +340,7 @@ def set_namespace_policies(
     """Replace the policies of a namespace. Raises KeyError if it does not exist."""
     return NamespaceRecord(
         key=name,
-        based_on=view.namespaces[name].last,
+        expected_offset=view.namespaces[name].last,
         **author.signature,
         status="policies",
         policies=policies,
@@ -340,7 +350,7 @@ def set_namespace_policies(
 def start_deleting_namespace(author: Author, view: View, *, name: str) -> NamespaceRecord:
     """Forbid further assignments in a namespace. Raises KeyError if it does not exist."""
     return NamespaceRecord(
-        key=name, based_on=view.namespaces[name].last, **author.signature, status="deleting"
+        key=name, expected_offset=view.namespaces[name].last, **author.signature, status="deleting"
     )
 
 
@@ -349,7 +359,7 @@ def delete_namespace(author: Author, view: View, *, name: str) -> NamespaceRecor
     exist.
     """
     return NamespaceRecord(
-        key=name, based_on=view.namespaces[name].last, **author.signature, status="deleted"
+        key=name, expected_offset=view.namespaces[name].last, **author.signature, status="deleted"
     )
 
 
@@ -357,7 +367,7 @@ def set_policy(author: Author, view: View, *, name: str, document: Document) -> 
     """Set a cluster-wide document."""
     return PolicyRecord(
         key=name,
-        based_on=_last_of_policy(view, name),
+        expected_offset=_last_of_policy(view, name),
         **author.signature,
         status="set",
         document=document,
@@ -367,7 +377,7 @@ def set_policy(author: Author, view: View, *, name: str, document: Document) -> 
 def remove_policy(author: Author, view: View, *, name: str) -> PolicyRecord:
     """Remove a cluster-wide document."""
     return PolicyRecord(
-        key=name, based_on=_last_of_policy(view, name), **author.signature, status="removed"
+        key=name, expected_offset=_last_of_policy(view, name), **author.signature, status="removed"
     )
 
 
@@ -382,7 +392,10 @@ def _last_of_policy(view: View, name: str) -> int:
 def renewed(author: Author, broker: BrokerEntry) -> Renewed:
     """Renew the lease of the author's own incarnation."""
     return Renewed(
-        key=broker.broker, based_on=broker.last, **author.signature, digest=broker.digest_after
+        key=broker.broker,
+        expected_offset=broker.last,
+        **author.signature,
+        digest=broker.digest_after,
     )
 
 
@@ -390,7 +403,7 @@ def draining(author: Author, broker: BrokerEntry, *, reason: str | None = None) 
     """Stop taking new bundles: the author drains."""
     return BrokerRecord(
         key=broker.broker,
-        based_on=broker.last,
+        expected_offset=broker.last,
         **author.signature,
         status="draining",
         reason=reason,
@@ -400,24 +413,32 @@ def draining(author: Author, broker: BrokerEntry, *, reason: str | None = None) 
 def left(author: Author, broker: BrokerEntry, *, reason: str | None = None) -> BrokerRecord:
     """End the author's incarnation, which has stopped serving."""
     return BrokerRecord(
-        key=broker.broker, based_on=broker.last, **author.signature, status="left", reason=reason
+        key=broker.broker,
+        expected_offset=broker.last,
+        **author.signature,
+        status="left",
+        reason=reason,
     )
 
 
 def down(
-    author: Author, broker: BrokerEntry, *, nonce: str | None = None, reason: str | None = None
+    author: Author,
+    broker: BrokerEntry,
+    *,
+    instance_id: str | None = None,
+    reason: str | None = None,
 ) -> BrokerRecord:
     """Declare another broker dead.
 
-    It was silent for too long, or an admin proves its death with the instance id (`nonce`) from its
-    locked directory.
+    It was silent for too long, or an admin proves its death with the `instance_id` from its locked
+    directory.
     """
     return BrokerRecord(
         key=broker.broker,
-        based_on=broker.last,
+        expected_offset=broker.last,
         **author.signature,
         status="down",
-        nonce=nonce,
+        instance_id=instance_id,
         reason=reason,
     )
 
@@ -425,5 +446,5 @@ def down(
 def remove_broker(author: Author, broker: BrokerEntry) -> BrokerRecord:
     """Forget a broker id that has left or has been declared dead."""
     return BrokerRecord(
-        key=broker.broker, based_on=broker.last, **author.signature, status="removed"
+        key=broker.broker, expected_offset=broker.last, **author.signature, status="removed"
     )

@@ -79,8 +79,8 @@ QUIET_REASONS: Final = frozenset({Reason.STALE, Reason.LATE})
 class Record:
     """The fields of every record.
 
-    * `key` is what it changes, `based_on` the expected offset: the last accepted offset of that key
-      that its author knew.
+    * `key` is what it changes, `expected_offset` the last accepted offset of that key that its
+      author knew.
     * `publisher` is a broker id, or `admin:NAME`.
     * A broker sets its `incarnation` and `sequence`, the rising number of the attempt. An admin
       sets `as_of`, the offset of its view.
@@ -91,7 +91,7 @@ class Record:
     """
 
     key: str
-    based_on: int
+    expected_offset: int
     publisher: str
     incarnation: int | None = None
     sequence: int | None = None
@@ -144,7 +144,7 @@ class Merge(Record):
     """`key` and its right neighbour `right`, both owned by one broker, become one bundle."""
 
     right: str
-    based_on_right: int
+    expected_offset_right: int
     reason: str | None = None
 
 
@@ -163,7 +163,7 @@ class NamespaceRecord(Record):
 class Joined(Record):
     """A broker process begins a new incarnation and declares its lease and grace period.
 
-    * `nonce`: the instance id. `margin_ms`: the grace period.
+    * `instance_id`: the instance id. `grace_ms`: the grace period.
     * `addresses`: protocol to client address.
     * `capacity`: a weight; 200 means twice the load of 100.
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
@@ -171,9 +171,9 @@ class Joined(Record):
       period.
     """
 
-    nonce: str
+    instance_id: str
     lease_ms: int
-    margin_ms: int
+    grace_ms: int
     renew_ms: int
     addresses: Mapping[str, str]
     capacity: int = 100
@@ -199,11 +199,11 @@ class BrokerRecord(Record):
     """A broker drains, leaves, is declared dead, or is removed.
 
     Only the broker itself drains or leaves. Another live broker, or an admin with its instance id
-    (`nonce`), declares it dead.
+    (`instance_id`), declares it dead.
     """
 
     status: BrokerChange
-    nonce: str | None = None
+    instance_id: str | None = None
     reason: str | None = None
 
 

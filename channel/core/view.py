@@ -175,7 +175,7 @@ def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> 
 
 
 def _level(view: View, offset: int, record: LevelRecord) -> Verdict:
-    if record.based_on != view.level_last:
+    if record.expected_offset != view.level_last:
         return _STALE
     if record.raises_to <= view.level:
         return _ILLEGAL
@@ -193,7 +193,7 @@ def _level(view: View, offset: int, record: LevelRecord) -> Verdict:
 
 def _policy(view: View, offset: int, record: PolicyRecord) -> Verdict:
     before = view.policies.get(record.key)
-    if record.based_on != (view.removed_at if before is None else before.last):
+    if record.expected_offset != (view.removed_at if before is None else before.last):
         return _STALE
     after = None
     if record.status == "removed":
@@ -219,7 +219,7 @@ def _remember_removal(view: View, offset: int) -> None:
 
 def _namespace(view: View, offset: int, record: NamespaceRecord) -> Verdict:
     before = view.namespaces.get(record.key)
-    if record.based_on != (view.removed_at if before is None else before.last):
+    if record.expected_offset != (view.removed_at if before is None else before.last):
         return _STALE
     if record.status == "created":
         return _ILLEGAL if before is not None else _namespace_created(view, offset, record)
@@ -306,10 +306,10 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
     if (
         alive
         and not record.after_silence
-        and record.replaces != cast("BrokerEntry", before).joined.nonce
+        and record.replaces != cast("BrokerEntry", before).joined.instance_id
     ):
         return _REJECTED[Reason.STILL_ALIVE]
-    if record.based_on != view.last_of_broker(record.key):
+    if record.expected_offset != view.last_of_broker(record.key):
         return _STALE
     try:
         check_broker_id(record.key)
@@ -330,7 +330,7 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
 
 def _renewed(view: View, offset: int, record: Renewed) -> Verdict:
     broker = view.brokers.get(record.key)
-    if record.based_on != (view.removed_at if broker is None else broker.last):
+    if record.expected_offset != (view.removed_at if broker is None else broker.last):
         return _STALE
     if broker is None:
         return _REJECTED[Reason.UNKNOWN_BROKER]
@@ -345,7 +345,7 @@ def _renewed(view: View, offset: int, record: Renewed) -> Verdict:
 
 def _broker(view: View, offset: int, record: BrokerRecord) -> Verdict:
     broker = view.brokers.get(record.key)
-    if record.based_on != view.last_of_broker(record.key):
+    if record.expected_offset != view.last_of_broker(record.key):
         return _STALE
     if broker is None:
         return _REJECTED[Reason.UNKNOWN_BROKER]
@@ -386,7 +386,11 @@ def _may_be_down(before: BrokerEntry, record: BrokerRecord) -> Verdict | None:
         return _ILLEGAL
     if record.incarnation is None:
         # An admin proves the death with the instance id from the locked data directory.
-        return None if record.nonce == before.joined.nonce else _REJECTED[Reason.STILL_ALIVE]
+        return (
+            None
+            if record.instance_id == before.joined.instance_id
+            else _REJECTED[Reason.STILL_ALIVE]
+        )
     return _NOT_THE_ACTOR if record.publisher == before.broker else None
 
 
@@ -429,7 +433,7 @@ def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
     before = view.bundles.get(record.key)
     if before is None:
         return _REJECTED[Reason.UNKNOWN_BUNDLE]
-    if record.based_on != before.last:
+    if record.expected_offset != before.last:
         return _STALE
     row = _ROW_OF_SHAPE.get(
         (before.phase, record.state, record.owner is not None, record.source is not None)
@@ -501,7 +505,7 @@ def _split(view: View, offset: int, record: Split) -> Verdict:
     parent = view.bundles.get(record.key)
     if parent is None:
         return _REJECTED[Reason.UNKNOWN_BUNDLE]
-    if record.based_on != parent.last:
+    if record.expected_offset != parent.last:
         return _STALE
     if parent.phase != "splitting":
         return _ILLEGAL
@@ -534,7 +538,7 @@ def _merge(view: View, offset: int, record: Merge) -> Verdict:
     left, right = view.bundles.get(record.key), view.bundles.get(record.right)
     if left is None or right is None:
         return _REJECTED[Reason.UNKNOWN_BUNDLE]
-    if record.based_on != left.last or record.based_on_right != right.last:
+    if record.expected_offset != left.last or record.expected_offset_right != right.last:
         return _STALE
     if left.namespace != right.namespace or left.high != right.low:
         return _REJECTED[Reason.NOT_ADJACENT]

@@ -555,10 +555,10 @@ def _changed_since(record: Record, view: View, names: Names) -> tuple[str, int, 
     """
     if isinstance(record, Merge):
         left, right = view.bundles.get(record.key), view.bundles.get(record.right)
-        if left is not None and right is not None and left.last == record.based_on:
-            return record.right, right.last, record.based_on_right
+        if left is not None and right is not None and left.last == record.expected_offset:
+            return record.right, right.last, record.expected_offset_right
     subject, last = _subject_of(record, view, names)
-    return subject, last, record.based_on
+    return subject, last, record.expected_offset
 
 
 def _subject_of(record: Record, view: View, names: Names) -> tuple[str, int]:

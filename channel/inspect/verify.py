@@ -498,12 +498,13 @@ class _Digests:
         self._suspects.append(offset)
 
     def compare(self, offset: int, record: Renewed, *, agrees: bool) -> Finding | None:
-        """Compare the renewal at `offset`, which carries its author's digest just after `based_on`.
+        """Compare the renewal at `offset`, which carries its author's digest just after the
+        expected offset.
 
         Return a finding if the digests agree before and after a disagreement: one record caused it
         and was overwritten.
         """
-        at = record.based_on
+        at = record.expected_offset
         if agrees:
             self.agreements += 1
             insort(self._agreed_at, at)
@@ -549,11 +550,11 @@ _NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 def ties(record: Record) -> tuple[int, ...]:
     """Return the offsets that a record refers to. All of them must be accepted records."""
     named = (
-        record.based_on,
+        record.expected_offset,
         record.incarnation,
         getattr(record, "owner", None),
         getattr(record, "source", None),
-        getattr(record, "based_on_right", None),
+        getattr(record, "expected_offset_right", None),
     )
     return tuple(offset for offset in named if offset)
 

@@ -24,8 +24,8 @@ APPLICATION_ID: Final = 0x45515053  # "EQPS"
 FORMAT: Final = 2
 FORMAT_WITH_HISTORY: Final = 3
 
-SNAPSHOT: Final = "twin"
-HISTORY: Final = "floor"
+SNAPSHOT: Final = "snapshot"
+HISTORY: Final = "history"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
 """Offsets skipped at the first open after a restart of the machine.
@@ -164,7 +164,7 @@ def bring_up(connection: sqlite3.Connection) -> None:
 
 
 def _begin_snapshot(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO twin_marker VALUES (0, 0, 1, NULL)")
+    connection.execute("INSERT INTO snapshot_marker VALUES (0, 0, 1, NULL)")
 
 
 def has_history_snapshot(connection: sqlite3.Connection) -> bool:
@@ -185,7 +185,7 @@ def make_history_snapshot(connection: sqlite3.Connection) -> None:
     # Far above the claims of an earlier history snapshot, so that none of them is valid for this
     # one.
     claim = time.time_ns()
-    connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
+    connection.execute("INSERT INTO history_marker VALUES (?, 0, 1, NULL)", (claim,))
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:

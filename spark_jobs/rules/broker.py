@@ -206,15 +206,15 @@ def expected_offset_existed(case: BrokerCase) -> Violations:
     """Check that a record of this broker's key expects an offset where a record of the key was
     accepted.
     """
-    based_on, lasts = case.record.get("based_on"), case.known.lasts
-    if not case.is_of_key or type(based_on) is not int:
+    expected_offset, lasts = case.record.get("expected_offset"), case.known.lasts
+    if not case.is_of_key or type(expected_offset) is not int:
         return
-    if based_on >= case.fact.offset:
-        yield Violation(f"it expects offset {based_on}, which is not below its own")
-    elif lasts and lasts[0] < based_on < lasts[-1] and based_on not in lasts:
+    if expected_offset >= case.fact.offset:
+        yield Violation(f"it expects offset {expected_offset}, which is not below its own")
+    elif lasts and lasts[0] < expected_offset < lasts[-1] and expected_offset not in lasts:
         yield Violation(
-            f"it expects offset {based_on}, where no record of its key was accepted",
-            offsets=(based_on,),
+            f"it expects offset {expected_offset}, where no record of its key was accepted",
+            offsets=(expected_offset,),
         )
 
 
@@ -260,7 +260,7 @@ def premature_join(case: BrokerCase) -> Violations:
     if member is None or not (case.is_of_key and case.is_accepted and record["status"] == "joined"):
         return
     # A process that found the instance id in its data directory need not wait.
-    if record.get("after_silence") is True and record.get("replaces") != member["nonce"]:
+    if record.get("after_silence") is True and record.get("replaces") != member["instance_id"]:
         yield from _too_early(case, "it joined anew after silence")
 
 
@@ -284,7 +284,7 @@ def _too_early(case: BrokerCase, what: str) -> Violations:
     since_ms: int = member["last_at_ms"]
     back_ms: int = context.get("accuser_back_ms", since_ms)
     silence_ms = case.fact.at_ms - max(since_ms, back_ms) + context.get("unseen_ms", 0)
-    least_ms = (member["lease_ms"] + member["margin_ms"]) * (
+    least_ms = (member["lease_ms"] + member["grace_ms"]) * (
         100 - CLOCK_RATE_ERROR_PERCENT
     ) // 100 - APPEND_TIME_ERROR_MS
     if silence_ms < least_ms:

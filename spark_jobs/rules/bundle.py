@@ -202,7 +202,7 @@ class BundleCase(Case):
 
     def _verdict_on_step(self, state: State) -> str:
         step, owner = self.step, self.record.get("owner")
-        if self.record["based_on"] != state.last:
+        if self.record["expected_offset"] != state.last:
             return "stale"
         if (
             step is None
@@ -223,7 +223,7 @@ class BundleCase(Case):
         )
 
     def _verdict_on_split(self, state: State) -> str:
-        if self.record["based_on"] != state.last:
+        if self.record["expected_offset"] != state.last:
             return "stale"
         if state.phase != "splitting":
             return "illegal_transition"
@@ -238,7 +238,7 @@ class BundleCase(Case):
 
     def _verdict_on_half_of_merge(self, state: State) -> str:
         is_left = self.record["key"] == self.name
-        if self.record["based_on" if is_left else "based_on_right"] != state.last:
+        if self.record["expected_offset" if is_left else "expected_offset_right"] != state.last:
             return "stale"
         left, right = parse_bundle(self.record["key"]), parse_bundle(self.record["right"])
         if (

@@ -88,7 +88,7 @@ def _optional(check: Check) -> Check:
 
 _WHO_PUBLISHES: Final[Mapping[str, Check]] = {
     "key": is_key,
-    "based_on": is_integer,
+    "expected_offset": is_integer,
     "publisher": is_key,
     "level": _optional(_is_positive),
     "timestamp_ms": _optional(is_integer),
@@ -107,7 +107,7 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
         "handover": _optional(_is_handover),
     },
     "split": {"positions": _is_list_of(_CUTS_MAX), "reason": _optional(_is_text)},
-    "merge": {"right": is_key, "based_on_right": is_integer, "reason": _optional(_is_text)},
+    "merge": {"right": is_key, "expected_offset_right": is_integer, "reason": _optional(_is_text)},
     "namespace": {
         "status": _is_one_of("created", "policies", "deleting", "deleted"),
         "boundaries": _optional(_is_list_of(_BOUNDARIES_MAX)),
@@ -117,14 +117,14 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
     "level": {"raises_to": is_integer},
     "broker": {
         "status": _is_one_of("draining", "left", "down", "removed"),
-        "nonce": _optional(_is_text),
+        "instance_id": _optional(_is_text),
         "reason": _optional(_is_text),
     },
     "broker renewed": {"digest": is_integer},
     "broker joined": {
-        "nonce": _is_text,
+        "instance_id": _is_text,
         "lease_ms": _is_positive,
-        "margin_ms": _is_positive,
+        "grace_ms": _is_positive,
         "renew_ms": _is_positive,
         "addresses": _optional(_is_document_of_texts),
         "capacity": _optional(_is_positive),
@@ -207,7 +207,7 @@ def _is_unsigned(raw: Raw) -> bool:
 
 
 def _is_genesis(raw: Raw) -> bool:
-    return _is_unsigned(raw) and raw["key"] == "genesis" and raw["based_on"] == 0
+    return _is_unsigned(raw) and raw["key"] == "genesis" and raw["expected_offset"] == 0
 
 
 def _is_joined(raw: Raw) -> bool:

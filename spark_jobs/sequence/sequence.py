@@ -483,9 +483,9 @@ def _member(broker: BrokerEntry) -> Member:
         incarnation=broker.incarnation,
         last=broker.last,
         sequence=broker.sequence,
-        nonce=joined.nonce,
+        instance_id=joined.instance_id,
         lease_ms=joined.lease_ms,
-        margin_ms=joined.margin_ms,
+        grace_ms=joined.grace_ms,
         renew_ms=joined.renew_ms,
         supported_level=joined.supported_level,
     )

@@ -164,7 +164,7 @@ class Subjects:
             "incarnation": broker.incarnation,
             "last": offset,
         }
-        before = {**after, "last": record.based_on}
+        before = {**after, "last": record.expected_offset}
         if verdict.diverged:
             after["diverged"] = True
         return SubjectChange(before, after)
@@ -236,7 +236,7 @@ class Subjects:
     def _broker(self, change: BrokerChanged, record: AnyRecord | Unreadable) -> SubjectChange:
         # An accepted record expects the offset of the last one of its key, so that need not be
         # stored.
-        last = record.based_on if isinstance(record, (Joined, BrokerRecord)) else None
+        last = record.expected_offset if isinstance(record, (Joined, BrokerRecord)) else None
         before = (
             None
             if change.before is None

@@ -152,7 +152,7 @@ class Replay:
                         self._claim = self._claim or _other_digest(offset, record, agreed_at)
                         continue
                     agreements += 1
-                    agreed_at = max(agreed_at, record.based_on)
+                    agreed_at = max(agreed_at, record.expected_offset)
         finally:
             self._last, self._agreed_at = last, agreed_at
             self._agreements += agreements
@@ -224,7 +224,7 @@ def _other_digest(offset: int, record: Renewed, agreed_at: int) -> Difference:
     """Describe a renewal whose digest differs. The digest is that of its author's view just after
     the record at its expected offset.
     """
-    at = record.based_on
+    at = record.expected_offset
     first = agreed_at + 1 if agreed_at < at else offset
     text = (
         f"the renewal of {record.publisher} at offset {offset} has another digest than the view at"

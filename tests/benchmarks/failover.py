@@ -116,15 +116,15 @@ class Bench:
         await self.level()
 
     async def death(self, number: int) -> tuple[float, float]:
-        """Milliseconds from a kill -9, and from the end of lease and margin, until all bundles are
-        served again.
+        """Milliseconds from a kill -9, and from the end of lease and grace period, until all
+        bundles are served again.
         """
         broker = self.table.view.brokers[self.cluster.broker_ids[number]]
         killed_ns = boot_ns()
         await asyncio.to_thread(self.cluster.kill, number)
         await settle(self.cluster, self.table, NAMESPACE, without=broker.incarnation)
         served_ns = boot_ns()
-        patience_ms = broker.joined.lease_ms + broker.joined.margin_ms
+        patience_ms = broker.joined.lease_ms + broker.joined.grace_ms
         over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ms * _NS_PER_MS
         await self.revive(number)
         return (served_ns - killed_ns) / _NS_PER_MS, (served_ns - over_ns) / _NS_PER_MS
@@ -175,7 +175,7 @@ async def measure(folder: Path) -> dict[str, object]:
         folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop
     )
     return {
-        "served_after_lease_and_margin": summary(since_lease, "ms"),
+        "served_after_lease_and_grace": summary(since_lease, "ms"),
         "served_after_kill": summary(since_kill, "ms"),
         "served_after_kill_buried_by_parent": summary(declared_dead, "ms"),
         "graceful_stop_longest_without_owner": summary(gaps, "ms"),

@@ -88,18 +88,18 @@ def measure_snapshot(log: Log) -> dict[str, object]:
         for number in range(SNAPSHOT_ROWS)
     ]
     return {
-        "twin_claim": summary(
+        "snapshot_claim": summary(
             timed_ms(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS),
             "ms",
         ),
-        "twin_replace": summary(
+        "snapshot_replace": summary(
             timed_ms(
                 lambda: compacted_snapshot.replace(rows, b"marker", timeout_ms=TIMEOUT_MS),
                 SNAPSHOT_REPEATS,
             ),
             "ms",
         ),
-        "twin_load": summary(timed_ms(compacted_snapshot.load, SNAPSHOT_REPEATS), "ms"),
+        "snapshot_load": summary(timed_ms(compacted_snapshot.load, SNAPSHOT_REPEATS), "ms"),
     }
 
 

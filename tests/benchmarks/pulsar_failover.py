@@ -39,7 +39,7 @@ _NS_PER_MS: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """A broker that went: the topics that it served, and when, by the clients' clock; `over_ns` is
-    when its lease and margin were over.
+    when its lease and grace period were over.
     """
 
     topics: tuple[str, ...]
@@ -78,7 +78,7 @@ class Bench:
         began_ns = time.monotonic_ns()
         await asyncio.to_thread(go, number)
         await settle(self.cluster, self.table, NAMESPACE, without=broker.incarnation)
-        patience_ns = (broker.joined.lease_ms + broker.joined.margin_ms) * _NS_PER_MS
+        patience_ns = (broker.joined.lease_ms + broker.joined.grace_ms) * _NS_PER_MS
         over_ns = (
             self.observer.renewed_ns[broker.incarnation]
             + patience_ns
@@ -145,7 +145,7 @@ async def measure(folder: Path) -> dict[str, object]:
     """Deaths that nobody tells of, and graceful stops."""
     deaths, came, fate = await measured(folder / "deaths", Bench.deaths, declare_dead=False)
     results: dict[str, object] = {
-        "back_after_lease_and_margin": spread(
+        "back_after_lease_and_grace": spread(
             [(gap.ended_ns - death.over_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]
         ),
         "back_after_kill": spread(

@@ -49,7 +49,7 @@ def view_of(bundles: int, *, brokers: int = BROKERS) -> View:
     view.offset = 0
     writer.put(propose.genesis(Author(publisher="admin:bench"), cluster="bench"))
     for number in range(brokers):
-        writer.put(joined(f"broker-{number}:8080", view, nonce=f"{number:032x}"))
+        writer.put(joined(f"broker-{number}:8080", view, instance_id=f"{number:032x}"))
     incarnations = list(view.live)
     for first in range(0, bundles, BUNDLES_PER_NAMESPACE):
         boundaries = even_boundaries(min(BUNDLES_PER_NAMESPACE, bundles - first))

@@ -36,7 +36,7 @@ ABSENT: Final[Hashable] = "absent"
 QUICK: Final = {
     "lease_ms": 1_000,
     "renew_ms": 200,
-    "margin_ms": 400,
+    "grace_ms": 400,
     "round_trip_ms": 100,
     "reconnect_ms": 500,
     "stall_ms": 200,

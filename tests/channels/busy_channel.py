@@ -89,7 +89,7 @@ class BusyChannel(Channel):
         entry, author = self.view.brokers[broker], self.author(broker)
         # What `encode` makes of `propose.renewed`, which would take longer than the fold.
         data = (
-            f'{{"kind":"broker","status":"renewed","digest":{entry.digest_after},"key":"{broker}","based_on":{entry.last},'
+            f'{{"kind":"broker","status":"renewed","digest":{entry.digest_after},"key":"{broker}","expected_offset":{entry.last},'
             f'"publisher":"{broker}","incarnation":{author.incarnation},"sequence":{author.sequence},"timestamp_ms":{TIMESTAMP_MS}}}'
         )
         verdict = self.put_bytes(data.encode())

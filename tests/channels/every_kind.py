@@ -23,11 +23,16 @@ BUNDLE = "tenant/ns/0x00000000_0xffffffff"
 
 RECORDS: tuple[AnyRecord, ...] = (
     Genesis(
-        key="genesis", based_on=0, publisher="admin:ops", cluster="test", base=1_000, timestamp_ms=7
+        key="genesis",
+        expected_offset=0,
+        publisher="admin:ops",
+        cluster="test",
+        base=1_000,
+        timestamp_ms=7,
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -36,7 +41,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -46,7 +51,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -57,7 +62,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=5,
         state="assigning",
@@ -67,7 +72,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -78,7 +83,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -89,7 +94,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BundleTransition(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -99,7 +104,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     Split(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -108,16 +113,16 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     Merge(
         key=BUNDLE,
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
         right=BUNDLE,
-        based_on_right=INTEGER_MAX,
+        expected_offset_right=INTEGER_MAX,
     ),
     NamespaceRecord(
         key="tenant/ns",
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=0,
         status="created",
@@ -126,31 +131,33 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     NamespaceRecord(
         key="tenant/ns",
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=0,
         status="policies",
         policies={"": "", "n": 0, "b": False},
     ),
-    NamespaceRecord(key="tenant/ns", based_on=1, publisher="admin:ops", as_of=0, status="deleting"),
+    NamespaceRecord(
+        key="tenant/ns", expected_offset=1, publisher="admin:ops", as_of=0, status="deleting"
+    ),
     Joined(
         key="a:1",
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
-        nonce="n",
+        instance_id="n",
         lease_ms=3,
-        margin_ms=2,
+        grace_ms=2,
         renew_ms=1,
         addresses={},
         labels={},
     ),
     Joined(
         key="a:1",
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
-        nonce="n",
+        instance_id="n",
         lease_ms=3,
-        margin_ms=2,
+        grace_ms=2,
         renew_ms=1,
         addresses={"http": "http://a:1"},
         capacity=7,
@@ -161,10 +168,12 @@ RECORDS: tuple[AnyRecord, ...] = (
         replaces="m",
         after_silence=True,
     ),
-    Renewed(key="a:1", based_on=1, publisher="a:1", incarnation=2, sequence=3, digest=INTEGER_MAX),
+    Renewed(
+        key="a:1", expected_offset=1, publisher="a:1", incarnation=2, sequence=3, digest=INTEGER_MAX
+    ),
     BrokerRecord(
         key="a:1",
-        based_on=1,
+        expected_offset=1,
         publisher="a:1",
         incarnation=2,
         sequence=3,
@@ -174,26 +183,28 @@ RECORDS: tuple[AnyRecord, ...] = (
     ),
     BrokerRecord(
         key="a:1",
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=3,
         status="down",
-        nonce="n",
+        instance_id="n",
         reason="buried",
     ),
     PolicyRecord(
         key="isolation",
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=3,
         status="set",
         document={"n": INTEGER_MAX},
     ),
-    PolicyRecord(key="isolation", based_on=1, publisher="admin:ops", as_of=3, status="removed"),
-    LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=2),
+    PolicyRecord(
+        key="isolation", expected_offset=1, publisher="admin:ops", as_of=3, status="removed"
+    ),
+    LevelRecord(key="level", expected_offset=1, publisher="admin:ops", as_of=3, raises_to=2),
     LevelRecord(
         key="level",
-        based_on=1,
+        expected_offset=1,
         publisher="admin:ops",
         as_of=3,
         raises_to=INTEGER_MAX,

@@ -26,7 +26,7 @@ def joined(
     broker: str,
     view: View,
     *,
-    nonce: str,
+    instance_id: str,
     replaces: str | None = None,
     after_silence: bool = False,
     supports: int = 1,
@@ -34,11 +34,11 @@ def joined(
     """The record by which a process joins as `broker`, made against `view`."""
     return Joined(
         key=broker,
-        based_on=view.last_of_broker(broker),
+        expected_offset=view.last_of_broker(broker),
         publisher=broker,
-        nonce=nonce,
+        instance_id=instance_id,
         lease_ms=3_000,
-        margin_ms=500,
+        grace_ms=500,
         renew_ms=1_000,
         addresses={"http": f"http://{broker}"},
         labels={"zone": "a"},
@@ -52,7 +52,9 @@ def raise_level(author: Author, view: View, *, level: int) -> LevelRecord:
     """The record that raises the level of the rules, made against `view`; as long as there is one
     level nobody else writes it.
     """
-    return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=level)
+    return LevelRecord(
+        key="level", expected_offset=view.level_last, **author.signature, raises_to=level
+    )
 
 
 class Channel:
@@ -100,9 +102,9 @@ class Channel:
         self.accept(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER))
 
     def join(self, *brokers: str) -> None:
-        """Let brokers join, each with the nonce `nonce of BROKER`."""
+        """Let brokers join, each with the instance id `instance_id of BROKER`."""
         for broker in brokers:
-            self.accept(joined(broker, self.view, nonce=f"nonce of {broker}"))
+            self.accept(joined(broker, self.view, instance_id=f"instance_id of {broker}"))
 
     def create(
         self, boundaries: Sequence[int] = (0, HASH_MAX), *, namespace: str = NAMESPACE
@@ -136,7 +138,7 @@ class Channel:
     def die(self, broker: str) -> None:
         """Let an admin prove that a broker is dead."""
         entry = self.view.brokers[broker]
-        self.accept(propose.down(self.admin(), entry, nonce=entry.joined.nonce))
+        self.accept(propose.down(self.admin(), entry, instance_id=entry.joined.instance_id))
 
     def check(self) -> None:
         """The fold from zero, and the one over a snapshot taken in the middle, give the live

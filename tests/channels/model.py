@@ -101,7 +101,7 @@ class Member:
     status: str
     last: int
     sequence: int
-    nonce: str
+    instance_id: str
     supports: int
 
     def live(self) -> bool:
@@ -183,7 +183,7 @@ def facts_of(view: View) -> dict[str, object]:
                     status=entry.status,
                     last=entry.last,
                     sequence=entry.sequence,
-                    nonce=entry.joined.nonce,
+                    instance_id=entry.joined.instance_id,
                     supports=entry.joined.supported_level,
                 )
                 for name, entry in view.brokers.items()
@@ -289,7 +289,7 @@ def _genesis(model: Model, offset: int, record: Genesis) -> None:
 
 
 def _level(model: Model, offset: int, record: LevelRecord) -> None:
-    need(record.based_on == model.level_last, Reason.STALE)
+    need(record.expected_offset == model.level_last, Reason.STALE)
     need(record.raises_to > model.level, Reason.ILLEGAL_TRANSITION)
     for member in model.members.values():
         need(not member.live() or member.supports >= record.raises_to, Reason.LEVEL)
@@ -301,8 +301,8 @@ def _joined(model: Model, offset: int, record: Joined) -> None:
     need(record.level <= model.level <= record.supported_level, Reason.LEVEL)
     old = model.members.get(record.key)
     if old is not None and old.live():
-        need(record.after_silence or record.replaces == old.nonce, Reason.STILL_ALIVE)
-    need(record.based_on == (model.removed_at if old is None else old.last), Reason.STALE)
+        need(record.after_silence or record.replaces == old.instance_id, Reason.STILL_ALIVE)
+    need(record.expected_offset == (model.removed_at if old is None else old.last), Reason.STALE)
     try:
         check_broker_id(record.key)
     except InvalidName as error:
@@ -314,14 +314,17 @@ def _joined(model: Model, offset: int, record: Joined) -> None:
         status="up",
         last=offset,
         sequence=0,
-        nonce=record.nonce,
+        instance_id=record.instance_id,
         supports=record.supported_level,
     )
 
 
 def _member(model: Model, offset: int, record: Renewed | BrokerRecord) -> None:
     member = model.members.get(record.key)
-    need(record.based_on == (model.removed_at if member is None else member.last), Reason.STALE)
+    need(
+        record.expected_offset == (model.removed_at if member is None else member.last),
+        Reason.STALE,
+    )
     if member is None:
         raise RefusedError(Reason.UNKNOWN_BROKER)
     status = "renewed" if isinstance(record, Renewed) else record.status
@@ -334,7 +337,8 @@ def _member(model: Model, offset: int, record: Renewed | BrokerRecord) -> None:
         need(member.live(), Reason.ILLEGAL_TRANSITION)
         need(not itself, Reason.NOT_THE_ACTOR)
         need(
-            not admin or (isinstance(record, BrokerRecord) and record.nonce == member.nonce),
+            not admin
+            or (isinstance(record, BrokerRecord) and record.instance_id == member.instance_id),
             Reason.STILL_ALIVE,
         )
     else:
@@ -368,7 +372,7 @@ def _death(model: Model, offset: int, x: int) -> None:
 
 def _namespace(model: Model, offset: int, record: NamespaceRecord) -> None:
     old = model.namespaces.get(record.key)
-    need(record.based_on == (model.removed_at if old is None else old.last), Reason.STALE)
+    need(record.expected_offset == (model.removed_at if old is None else old.last), Reason.STALE)
     if record.status == "created":
         need(old is None, Reason.ILLEGAL_TRANSITION)
         try:
@@ -417,7 +421,7 @@ def _namespace(model: Model, offset: int, record: NamespaceRecord) -> None:
 
 def _policy(model: Model, offset: int, record: PolicyRecord) -> None:
     old = model.policies.get(record.key)
-    need(record.based_on == (model.removed_at if old is None else old.last), Reason.STALE)
+    need(record.expected_offset == (model.removed_at if old is None else old.last), Reason.STALE)
     if record.status == "set":
         model.policies[record.key] = Named(
             status="set", last=offset, document=dict(record.document or {})
@@ -428,16 +432,16 @@ def _policy(model: Model, offset: int, record: PolicyRecord) -> None:
     model.removed_at = offset
 
 
-def _find(model: Model, name: str, based_on: int) -> Bundle:
+def _find(model: Model, name: str, expected_offset: int) -> Bundle:
     for bundle in model.bundles:
         if bundle.name() == name:
-            need(bundle.last == based_on, Reason.STALE)
+            need(bundle.last == expected_offset, Reason.STALE)
             return bundle
     raise RefusedError(Reason.UNKNOWN_BUNDLE)
 
 
 def _transition(model: Model, offset: int, record: BundleTransition) -> None:
-    bundle = _find(model, record.key, record.based_on)
+    bundle = _find(model, record.key, record.expected_offset)
     for before, after, who, ownership in MOVES:
         names = bind(before, bundle.state, bundle.owner, bundle.source, {})
         if names is None:
@@ -474,7 +478,7 @@ def _transition(model: Model, offset: int, record: BundleTransition) -> None:
 
 
 def _split(model: Model, offset: int, record: Split) -> None:
-    parent = _find(model, record.key, record.based_on)
+    parent = _find(model, record.key, record.expected_offset)
     need(parent.state == "splitting", Reason.ILLEGAL_TRANSITION)
     need(
         record.incarnation is not None and record.incarnation == parent.owner, Reason.NOT_THE_ACTOR
@@ -505,8 +509,8 @@ def _merge(model: Model, offset: int, record: Merge) -> None:
     names = [bundle.name() for bundle in model.bundles]
     need(record.key in names and record.right in names, Reason.UNKNOWN_BUNDLE)
     left, right = (
-        _find(model, record.key, record.based_on),
-        _find(model, record.right, record.based_on_right),
+        _find(model, record.key, record.expected_offset),
+        _find(model, record.right, record.expected_offset_right),
     )
     need(left.namespace == right.namespace and left.high == right.low, Reason.NOT_ADJACENT)
     need(

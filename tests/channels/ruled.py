@@ -34,7 +34,7 @@ def ruled_channel(
     channel.genesis()
     for member in members:
         told = Member(broker=member) if isinstance(member, str) else member
-        record = joined(told.broker, channel.view, nonce=f"nonce of {told.broker}")
+        record = joined(told.broker, channel.view, instance_id=f"instance_id of {told.broker}")
         channel.accept(
             replace(
                 record, failure_domain=told.domain, version=told.version, capacity=told.capacity

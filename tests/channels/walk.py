@@ -190,17 +190,17 @@ class Walk:
         alive = before is not None and before.live
         return Joined(
             key=reader.name,
-            based_on=reader.view.last_of_broker(reader.name),
+            expected_offset=reader.view.last_of_broker(reader.name),
             publisher=reader.name,
-            nonce=f"nonce {rng.randrange(10**6)}",
+            instance_id=f"instance_id {rng.randrange(10**6)}",
             lease_ms=3_000,
-            margin_ms=500,
+            grace_ms=500,
             renew_ms=1_000,
             addresses={"http": f"http://{reader.name}"},
             labels={},
             level=max(1, reader.view.level),
             supported_level=rng.choice((1, 2, 2, 2, 2)) if self.levels else 1,
-            replaces=before.joined.nonce if alive and before and rng.random() < 0.5 else None,
+            replaces=before.joined.instance_id if alive and before and rng.random() < 0.5 else None,
             after_silence=alive and rng.random() < 0.3,
         )
 
@@ -218,10 +218,10 @@ class Walk:
             lambda: propose.draining(author, own),
             lambda: propose.left(author, own if rng.random() < 0.5 else other),
             lambda: propose.down(author, other),
-            lambda: propose.down(author, other, nonce=other.joined.nonce),
+            lambda: propose.down(author, other, instance_id=other.joined.instance_id),
             lambda: propose.remove_broker(author, other),
             lambda: replace(
-                propose.remove_broker(author, other), key="nobody", based_on=view.removed_at
+                propose.remove_broker(author, other), key="nobody", expected_offset=view.removed_at
             ),
         ]
 

@@ -79,7 +79,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     key: Key = Field(description="The key of the object that the record changes.")
-    based_on: Integer = Field(
+    expected_offset: Integer = Field(
         description=(
             "The expected offset (compare-and-set): that of the last accepted record of `key` in"
             " the publisher's view."
@@ -142,7 +142,7 @@ class GenesisModel(_Founding):
 
     kind: Literal["genesis"]
     key: Literal["genesis"] = Field(description="Always `genesis`.")
-    based_on: Annotated[int, Field(ge=0, le=0)] = Field(description="Always 0.")
+    expected_offset: Annotated[int, Field(ge=0, le=0)] = Field(description="Always 0.")
     cluster: Text = Field(description="The cluster that the log belongs to.")
     base: ZeroIfAbsent = Field(
         default=0,
@@ -213,8 +213,8 @@ class MergeModel(_Signed):
 
     kind: Literal["merge"]
     right: Key = Field(description="The right bundle.")
-    based_on_right: Integer = Field(
-        description="The expected offset of the right bundle, as `based_on`."
+    expected_offset_right: Integer = Field(
+        description="The expected offset of the right bundle, as `expected_offset`."
     )
     reason: Text | None = Field(default=None, description="The reason, for display.")
 
@@ -240,9 +240,9 @@ class JoinedModel(_Founding):
 
     kind: Literal["broker"]
     status: Literal["joined"]
-    nonce: Text = Field(description="The instance id, new for each attempt to join.")
+    instance_id: Text = Field(description="The instance id, new for each attempt to join.")
     lease_ms: Positive = Field(description="The length of its leases.")
-    margin_ms: Positive = Field(
+    grace_ms: Positive = Field(
         description=(
             "The grace period: how long after the lease others wait before they declare it dead."
         )
@@ -304,7 +304,7 @@ class BrokerModel(_Signed):
 
     kind: Literal["broker"]
     status: BrokerChange = Field(description="The change.")
-    nonce: Text | None = Field(
+    instance_id: Text | None = Field(
         default=None,
         description="With `down` by an admin: the instance id of the live incarnation.",
     )

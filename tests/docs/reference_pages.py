@@ -112,7 +112,7 @@ FINDINGS_ABOUT: Final = {
 
 ENVELOPE: Final = (
     "key",
-    "based_on",
+    "expected_offset",
     "publisher",
     "incarnation",
     "sequence",
@@ -286,8 +286,7 @@ def records_page() -> str:
             "Every record has these fields. A broker's record has `incarnation` and `sequence`. An"
             " admin's record has `as_of` instead; its `publisher` begins with `admin:`. `genesis`"
             " and `joined` have none of the three. The key of a `joined` record is its `publisher`,"
-            " which is not an admin. `based_on` is the expected offset, `level` the format version,"
-            " `nonce` the instance id."
+            " which is not an admin. `level` is the format version."
         ),
         field_lines(ENVELOPE, models["BundleModel"]),
     ]

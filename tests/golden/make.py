@@ -39,14 +39,14 @@ def corners() -> Entries:
     each end of a window.
     """
     channel, base = Channel(), 2**40
-    channel.put(joined("a:1", channel.view, nonce="too early"))
+    channel.put(joined("a:1", channel.view, instance_id="too early"))
     channel.put(
         propose.genesis(Author(publisher="admin:ops"), cluster="golden", base=base), offset=base + 2
     )
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="golden"))
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="other"))
     channel.join("a:1", "b:1")
-    channel.put(joined("a b", channel.view, nonce="n"))
+    channel.put(joined("a b", channel.view, instance_id="n"))
     channel.put(raise_level(channel.admin(), channel.view, level=2))
     channel.put(replace(raise_level(channel.author("a:1"), channel.view, level=2), level=2))
     channel.create((0, MIDDLE, HASH_MAX))
@@ -56,9 +56,9 @@ def corners() -> Entries:
     channel.put(
         propose.renewed(channel.author("a:1"), replace(channel.broker("a:1"), digest_after=1))
     )
-    channel.put(joined("b:1", channel.view, nonce="second", replaces="nonce of b:1"))
-    channel.put(joined("a:1", channel.view, nonce="third", after_silence=True))
-    channel.put(joined("a:1", channel.view, nonce="fourth"))
+    channel.put(joined("b:1", channel.view, instance_id="second", replaces="instance_id of b:1"))
+    channel.put(joined("a:1", channel.view, instance_id="third", after_silence=True))
+    channel.put(joined("a:1", channel.view, instance_id="fourth"))
     channel.put(propose.renewed(channel.author("a:1"), channel.broker("a:1")), offset=2**62)
     return channel.entries
 
@@ -74,7 +74,7 @@ def namespaces(channel: Channel) -> None:
     missing = replace(
         propose.start_deleting_namespace(channel.admin(), channel.view, name="t/n"), key="t/none"
     )
-    channel.put(replace(missing, based_on=channel.view.removed_at))
+    channel.put(replace(missing, expected_offset=channel.view.removed_at))
     channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name="t/n"))
     channel.put(
         propose.assign(

@@ -97,7 +97,9 @@ def go_on(log: SqliteLog, view: View) -> None:
         return reader.view
 
     incarnation = (
-        put(encode(joined("broker-9", view, nonce="in the copy"))).brokers["broker-9"].incarnation
+        put(encode(joined("broker-9", view, instance_id="in the copy")))
+        .brokers["broker-9"]
+        .incarnation
     )
     for cluster, base in (
         ("another", view.base),

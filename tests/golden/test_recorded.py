@@ -40,22 +40,6 @@ def test_a_file_comes_to_what_it_was(name: str, tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_file_of_format_1_is_brought_up(tmp_path: Path) -> None:
-    """A file that was written before there were times and snapshots holds the same channel after it
-    was opened, and once more after.
-    """
-    recorded = file_of("recorded", tmp_path)
-    entries = entries_of(recorded)
-    recorded.close()
-    file_of("format_1", tmp_path).close()
-    for _ in range(2):
-        log = SqliteLog(str(tmp_path / "format_1.db"), name="sqlite:format_1.db", create=False)
-        assert entries == entries_of(log)
-        assert OUTCOMES["recorded"]["digest"] == digest_at_end(log, restored(log))
-        assert FIRST_OFFSET == log.position_at(0)
-        log.close()
-
-
 def test_the_recorded_channel_is_worth_keeping(tmp_path: Path) -> None:
     """It holds deaths, drains, splits, merges, lost races and garbage; the others what was made of
     it.

@@ -132,7 +132,7 @@ def _cuts_outside(scene: Scene) -> Forged | None:
         bundle,
         Split(
             key=bundle.name,
-            based_on=bundle.last,
+            expected_offset=bundle.last,
             **scene.as_broker(owner).signature,
             positions=(bundle.low,),
         ),
@@ -153,10 +153,10 @@ def _merges_strangers(scene: Scene) -> Forged | None:
     left, right = pair
     record = Merge(
         key=left.name,
-        based_on=left.last,
+        expected_offset=left.last,
         **scene.as_broker(author).signature,
         right=right.name,
-        based_on_right=right.last,
+        expected_offset_right=right.last,
     )
     forged = about_bundle(left, record)
     return replace(
@@ -188,7 +188,7 @@ def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) 
         bundle,
         BundleTransition(
             key=bundle.name,
-            based_on=bundle.last,
+            expected_offset=bundle.last,
             **signature,
             state="owned",
             owner=thief.incarnation,
@@ -245,13 +245,15 @@ def _down_before_silence(scene: Scene) -> Forged | None:
     )
 
 
-def _down_with_a_guessed_nonce(scene: Scene) -> Forged | None:
+def _down_with_a_guessed_instance_id(scene: Scene) -> Forged | None:
     victim = scene.up()
     if victim is None:
         return None
     return _about_broker(
         victim,
-        propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended"),
+        propose.down(
+            scene.as_admin(), victim, instance_id="guessed", reason="its process has ended"
+        ),
     )
 
 
@@ -262,8 +264,8 @@ def _joins_after_no_silence(scene: Scene) -> Forged | None:
     victim = pair[0]
     record = replace(
         victim.joined,
-        based_on=victim.last,
-        nonce=f"forged:{scene.rng.random()}",
+        expected_offset=victim.last,
+        instance_id=f"forged:{scene.rng.random()}",
         replaces=None,
         after_silence=True,
         timestamp_ms=scene.now_ms,
@@ -324,7 +326,7 @@ def _unknown_kind(scene: Scene) -> Forged | None:
     document = {
         "kind": "coup",
         "key": "level",
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": ADMIN,
         "as_of": scene.view.offset,
     }
@@ -353,7 +355,10 @@ def _above_level(scene: Scene) -> Forged | None:
 
 def _raises_the_level(scene: Scene) -> Forged | None:
     record = LevelRecord(
-        key="level", based_on=scene.view.level_last, **scene.as_admin().signature, raises_to=2
+        key="level",
+        expected_offset=scene.view.level_last,
+        **scene.as_admin().signature,
+        raises_to=2,
     )
     return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
@@ -391,7 +396,7 @@ def _flood_of_a_broker(scene: Scene) -> Forged | None:
 def _unload_of_nothing(author: Author) -> BundleTransition:
     return BundleTransition(
         key=bundle_name("tenant/nothing", 0, HASH_MAX),
-        based_on=1,
+        expected_offset=1,
         **author.signature,
         state="releasing",
         source=1,
@@ -482,8 +487,8 @@ FORGERIES: Final = (
         name="down_before_silence", make=_down_before_silence, rules=frozenset({"premature_down"})
     ),
     Forgery(
-        name="down_with_a_guessed_nonce",
-        make=_down_with_a_guessed_nonce,
+        name="down_with_a_guessed_instance_id",
+        make=_down_with_a_guessed_instance_id,
         rules=frozenset({"false_proof"}),
     ),
     Forgery(

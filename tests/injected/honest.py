@@ -218,15 +218,15 @@ class _Notebook(Checkers):
     brokers write and serve.
     """
 
-    def __init__(self, nonces: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
-        super().__init__(nonces, nobody_dies=nobody_dies)
+    def __init__(self, instance_ids: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
+        super().__init__(instance_ids, nobody_dies=nobody_dies)
         self.world: World | None = None
         self.keeps_evidence = False
         self._run = run
         self._stretches: dict[Process, dict[Handle, _Stretch]] = {}
         self.ownership = _ReportedOwnership(self._note_answer, self._note_broken)
         self.membership = Membership(
-            nonces, passing=self.ownership.passing, nobody_dies=nobody_dies
+            instance_ids, passing=self.ownership.passing, nobody_dies=nobody_dies
         )
 
     def folded(self, folded: Folded, view: View) -> None:

@@ -30,7 +30,7 @@ _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
 
 # These show only in the channel of a cluster with forgers.
 _WANT_FORGERS: Final = frozenset(
-    {"10-not-the-actor", "33-declare-dead-without-the-nonce", "46-a-log-begins-twice"}
+    {"10-not-the-actor", "33-declare-dead-without-the-instance-id", "46-a-log-begins-twice"}
 )
 _FORGERS: Final = "hostile"
 

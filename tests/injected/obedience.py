@@ -145,7 +145,7 @@ def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | No
             and ((claims and rule == "premature_join") or (accuses and rule == "premature_down"))
         ):
             since_ms = max(heard[record.key], back.get(record.publisher, 0) if accuses else 0)
-            least_ms = (joined.lease_ms + joined.margin_ms) * (
+            least_ms = (joined.lease_ms + joined.grace_ms) * (
                 100 - _RATE_PERCENT
             ) // 100 - _ROUNDING_MS
             if arrival.at_ms - since_ms < least_ms:
@@ -222,7 +222,7 @@ _DISOBEDIENCES: Final = (
         oracle=partial(_silence_not_waited_for, rule="premature_down"),
     ),
     _Disobedience(
-        patch="27-no-margin", oracle=partial(_silence_not_waited_for, rule="premature_down")
+        patch="27-no-grace-period", oracle=partial(_silence_not_waited_for, rule="premature_down")
     ),
     _Disobedience(
         patch="28-accuses-before-the-lease-ends",

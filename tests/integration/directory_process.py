@@ -1,5 +1,5 @@
 """A process that holds a broker's data directory: `python -m tests.integration.directory_process
-PATH NONCE`.
+PATH INSTANCE_ID`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import EquipoiseError
 
 
-def hold(path: Path, nonce: str) -> None:
-    """Lock the directory, write a nonce, say `holding`, and keep the lock until a line comes in; or
-    say what is wrong.
+def hold(path: Path, instance_id: str) -> None:
+    """Lock the directory, write an instance id, say `holding`, and keep the lock until a line comes
+    in; or say what is wrong.
     """
     try:
         with DataDirectory(path) as directory:
-            directory.write_nonce(nonce)
+            directory.write_instance_id(instance_id)
             os.write(1, b"holding\n")
             sys.stdin.readline()
     except EquipoiseError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
+from equipoise.brokers.runtime.data_directory import DataDirectory, instance_ids_of_dead
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.system.free_ports import free_ports
 
@@ -25,9 +25,9 @@ DEADLINE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def process(path: Path, nonce: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(path: Path, instance_id: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that holds the directory, or tries to."""
-    command = [sys.executable, "-m", "tests.integration.directory_process", str(path), nonce]
+    command = [sys.executable, "-m", "tests.integration.directory_process", str(path), instance_id]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as started:
@@ -52,8 +52,8 @@ def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
         with process(tmp_path, "second") as late:
             assert "OperatorError" == word_of(late)
         with pytest.raises(OperatorError, match=f"held by process {holder.pid}:"):
-            nonces_of_dead(tmp_path)
-    assert {"first"} == nonces_of_dead(tmp_path)
+            instance_ids_of_dead(tmp_path)
+    assert {"first"} == instance_ids_of_dead(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -63,9 +63,9 @@ def test_a_death_releases_the_directory_at_once(tmp_path: Path, number: signal.S
         assert "holding" == word_of(holder)
         holder.send_signal(number)
         holder.wait(DEADLINE_SECONDS)
-        assert {"first"} == nonces_of_dead(tmp_path)
+        assert {"first"} == instance_ids_of_dead(tmp_path)
         with DataDirectory(tmp_path) as directory:
-            assert {"first"} == directory.nonces
+            assert {"first"} == directory.instance_ids
 
 
 def test_a_stopped_process_keeps_its_directory(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_stopped_process_keeps_its_directory(tmp_path: Path) -> None:
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(OperatorError):
-            nonces_of_dead(tmp_path)
+            instance_ids_of_dead(tmp_path)
 
 
 def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
             directory.close()
-            assert frozenset() == nonces_of_dead(tmp_path)
+            assert frozenset() == instance_ids_of_dead(tmp_path)
         finally:
             child.kill()
 
@@ -108,7 +108,7 @@ def test_a_forked_child_keeps_nothing_of_a_dead_broker(tmp_path: Path) -> None:
                 broker.kill()
                 broker.wait(DEADLINE_SECONDS)
                 os.kill(child, 0)
-                assert nonces_of_dead(tmp_path / "data")
+                assert instance_ids_of_dead(tmp_path / "data")
                 while client.recv(1_000):
                     pass
                 with socket.create_server(("127.0.0.1", port)):

@@ -469,7 +469,7 @@ def test_a_snapshot_survives_the_death_of_kafka(own_kafka: OwnKafka) -> None:
     """A snapshot that was replaced is there after `kill -9`; a replacement while Kafka is dead
     fails, and is seen whole or not at all.
     """
-    with closing(open_log(f"kafka://{own_kafka.address}/{own_kafka.topic('twin')}")) as log:
+    with closing(open_log(f"kafka://{own_kafka.address}/{own_kafka.topic('snapshot')}")) as log:
         compacted_snapshot = log.compacted_snapshot()
         compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
         compacted_snapshot.replace([SnapshotRow("a", b"1")], b"first", timeout_ms=TIMEOUT_MS)

@@ -50,7 +50,7 @@ KEYS = [f"key-{number}" for number in range(16)]
 SHORT = {
     "lease_ms": 8_000,
     "renew_ms": 500,
-    "margin_ms": 1_500,
+    "grace_ms": 1_500,
     "round_trip_ms": 1_000,
     "reconnect_ms": 3_000,
     "failover_ms": 0,

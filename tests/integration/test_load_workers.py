@@ -227,7 +227,7 @@ def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
 SHORT = {
     "lease_ms": 8_000,
     "renew_ms": 500,
-    "margin_ms": 1_500,
+    "grace_ms": 1_500,
     "round_trip_ms": 1_000,
     "reconnect_ms": 3_000,
     "failover_ms": 0,

@@ -30,7 +30,7 @@ KEYS, CALLS_PER_SECOND = 16, 200.0
 
 # A bundle that nobody hands over would stop its callers for a lease. A call that takes this long
 # has failed.
-LEASE_MS, MARGIN_MS, FAILED_MS = 30_000, 2_000, 10_000
+LEASE_MS, GRACE_MS, FAILED_MS = 30_000, 2_000, 10_000
 
 PREVIOUS = ROOT / "tests" / "upgrade" / "previous_version"
 
@@ -102,7 +102,7 @@ async def replace_all(previous: Path, folder: Path, openings: Path) -> tuple[Tal
         evidence=True,
         balance="false",
         lease_ms=LEASE_MS,
-        margin_ms=MARGIN_MS,
+        grace_ms=GRACE_MS,
     )
     environment = {
         **settings.environment,

@@ -132,4 +132,4 @@ def settled_ms(log_url: str) -> int:
     out.
     """
     timing = timing_of(log_url)
-    return _BUSY_MS + _LEASES * (timing.lease_ms + timing.margin_ms)
+    return _BUSY_MS + _LEASES * (timing.lease_ms + timing.grace_ms)

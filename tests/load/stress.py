@@ -218,7 +218,7 @@ class Run:
         then SIGCONT.
         """
         timing = timing_of(self.log.url)
-        stop_s = (timing.lease_ms + timing.margin_ms) / 1_000 + self.size.stop_past_lease_s
+        stop_s = (timing.lease_ms + timing.grace_ms) / 1_000 + self.size.stop_past_lease_s
         number = await self.stopped_in_writes()
         incarnation = self.incarnation(number)
         self.say(f"SIGSTOP of broker {number} for {stop_s} s")

@@ -86,7 +86,7 @@ def slow_digest(view: View) -> int:
     )
     for broker in view.brokers.values():
         key = weight(
-            "broker", broker.broker, broker.joined.nonce, str(broker.joined.supported_level)
+            "broker", broker.broker, broker.joined.instance_id, str(broker.joined.supported_level)
         )
         total += broker_part(key, broker.status, broker.incarnation)
         total += broker.last * last_weight(key) + broker.sequence * sequence_weight(key)
@@ -370,7 +370,7 @@ FIELDS = st.sampled_from(
     (
         "kind",
         "key",
-        "based_on",
+        "expected_offset",
         "publisher",
         "incarnation",
         "sequence",
@@ -383,7 +383,7 @@ FIELDS = st.sampled_from(
         "requested_by",
         "positions",
         "status",
-        "nonce",
+        "instance_id",
         "lease_ms",
         "digest",
         "right",

@@ -103,7 +103,7 @@ class Running:
     @asynccontextmanager
     async def _brokers(self) -> AsyncIterator[None]:
         # With this lease no renewal comes between a request and the look at what it changed.
-        config = {"lease_ms": 600_000, "renew_ms": 200_000, "margin_ms": 30_000}
+        config = {"lease_ms": 600_000, "renew_ms": 200_000, "grace_ms": 30_000}
         async with brokers(
             self._folder, bundles=2, config=config, log_url=self._log_url
         ) as self._running:

@@ -236,7 +236,7 @@ def test_the_json_schema_names_what_must_be_there() -> None:
     """
     definitions = json_schema()["$defs"]
     assert isinstance(definitions, dict)
-    assert {"kind", "status", "key", "based_on", "publisher", "digest"} == set(
+    assert {"kind", "status", "key", "expected_offset", "publisher", "digest"} == set(
         definitions["RenewedModel"]["required"]
     )
     assert {"incarnation", "sequence", "as_of", "level", "timestamp_ms", "requested_by"} == (

@@ -118,7 +118,7 @@ def is_confirmed(records: Sequence[bytes], changed_at: int) -> bool:
     for offset, data in enumerate(records, FIRST_OFFSET):
         record = decode(data)
         accepted = apply(view, offset, record).accepted
-        if accepted and isinstance(record, Renewed) and record.based_on >= changed_at:
+        if accepted and isinstance(record, Renewed) and record.expected_offset >= changed_at:
             return True
     return False
 

@@ -111,7 +111,7 @@ def transitions(channel: Channel) -> Iterator[BundleTransition]:
         )
         record = BundleTransition(
             key=bundle.name,
-            based_on=bundle.last,
+            expected_offset=bundle.last,
             **author.signature,
             state=state,
             owner=owners[0],
@@ -120,8 +120,8 @@ def transitions(channel: Channel) -> Iterator[BundleTransition]:
         )
         for owner, source in product(owners, sources):
             yield replace(record, owner=owner, source=source)
-        yield replace(record, based_on=bundle.last - 1)
-        yield replace(record, based_on=bundle.last + 1)
+        yield replace(record, expected_offset=bundle.last - 1)
+        yield replace(record, expected_offset=bundle.last + 1)
         yield replace(record, key=f"{bundle.name}0")
 
 
@@ -161,25 +161,31 @@ def about_brokers(channel: Channel) -> Iterator[AnyRecord]:
     changes: tuple[BrokerChange, ...] = get_args(BrokerChange)
     for broker in (*view.brokers, "never there"):
         entry = view.brokers.get(broker)
-        nonces = [None, "another nonce", *([] if entry is None else [entry.joined.nonce])]
-        for based_on in (view.last_of_broker(broker), view.last_of_broker(broker) - 1):
+        instance_ids = [
+            None,
+            "another instance_id",
+            *([] if entry is None else [entry.joined.instance_id]),
+        ]
+        for expected_offset in (view.last_of_broker(broker), view.last_of_broker(broker) - 1):
             for author in authors(channel):
-                yield Renewed(key=broker, based_on=based_on, **author.signature, digest=0)
-                for status, nonce in product(changes, nonces):
+                yield Renewed(
+                    key=broker, expected_offset=expected_offset, **author.signature, digest=0
+                )
+                for status, instance_id in product(changes, instance_ids):
                     yield BrokerRecord(
                         key=broker,
-                        based_on=based_on,
+                        expected_offset=expected_offset,
                         **author.signature,
                         status=status,
-                        nonce=nonce,
+                        instance_id=instance_id,
                     )
-            for replaces, after_silence in product(nonces, (False, True)):
+            for replaces, after_silence in product(instance_ids, (False, True)):
                 record = joined(
-                    broker, view, nonce="new", replaces=replaces, after_silence=after_silence
+                    broker, view, instance_id="new", replaces=replaces, after_silence=after_silence
                 )
-                yield replace(record, based_on=based_on)
-                yield replace(record, based_on=based_on, level=2)
-    yield joined("a b", view, nonce="new")
+                yield replace(record, expected_offset=expected_offset)
+                yield replace(record, expected_offset=expected_offset, level=2)
+    yield joined("a b", view, instance_id="new")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -223,8 +229,8 @@ def test_splits(phase: Phase) -> None:
     channel = channel_of_six(phase)
     bundle = channel.bundle()
     records = [
-        Split(key=key, based_on=based_on, **author.signature, positions=cuts)
-        for author, cuts, based_on in product(
+        Split(key=key, expected_offset=expected_offset, **author.signature, positions=cuts)
+        for author, cuts, expected_offset in product(
             authors(channel), CUTS, (bundle.last, bundle.last - 1)
         )
         for key in (bundle.name, f"{bundle.name}0")
@@ -254,8 +260,8 @@ def test_merges() -> None:
     records = [
         replace(
             propose.merge(author, left, right),
-            based_on=left.last - late,
-            based_on_right=right.last - later,
+            expected_offset=left.last - late,
+            expected_offset_right=right.last - later,
         )
         for author, left, right in product(authors(channel)[3:], bundles, bundles)
         for late, later in ((0, 0), (1, 0), (0, 1))
@@ -304,13 +310,13 @@ def test_records_about_namespaces(phase: Phase, *, is_deleting: bool) -> None:
     records = [
         NamespaceRecord(
             key=key,
-            based_on=based_on - late,
+            expected_offset=expected_offset - late,
             **author.signature,
             status=status,
             boundaries=boundaries,
             policies=policies,
         )
-        for author, (key, based_on), status, late, policies in product(
+        for author, (key, expected_offset), status, late, policies in product(
             authors(channel)[4:], keys, statuses, (0, 1), ({"a": 1}, None)
         )
         for boundaries in (BOUNDARIES if status == "created" else (None,))
@@ -333,7 +339,9 @@ def test_records_about_policies_and_the_cluster() -> None:
     """
     channel = channel_with("owner")
     for broker, supports in (("source", 2), ("other", 3), ("drained", 9), ("dead", 1)):
-        channel.accept(joined(broker, channel.view, nonce=f"nonce of {broker}", supports=supports))
+        channel.accept(
+            joined(broker, channel.view, instance_id=f"instance_id of {broker}", supports=supports)
+        )
     channel.die("owner")
     channel.accept(
         propose.set_policy(channel.admin(), channel.view, name="there", document={"a": 1})
@@ -345,24 +353,31 @@ def test_records_about_policies_and_the_cluster() -> None:
     for author, late in product(authors(channel)[1:], (0, 1)):
         for key, status, document in product(("there", "gone"), changes, (None, {}, {"a": 2})):
             before = channel.view.policies.get(key)
-            based_on = channel.view.removed_at if before is None else before.last
+            expected_offset = channel.view.removed_at if before is None else before.last
             records.append(
                 PolicyRecord(
                     key=key,
-                    based_on=based_on - late,
+                    expected_offset=expected_offset - late,
                     **author.signature,
                     status=status,
                     document=document,
                 )
             )
         for level in (0, 1, 2, 3):
-            based_on = channel.view.level_last - late
+            expected_offset = channel.view.level_last - late
             records.append(
-                LevelRecord(key="level", based_on=based_on, **author.signature, raises_to=level)
+                LevelRecord(
+                    key="level",
+                    expected_offset=expected_offset,
+                    **author.signature,
+                    raises_to=level,
+                )
             )
         records.append(replace(records[-1], level=2))
     records += [
-        Genesis(key="genesis", based_on=0, publisher="x", cluster=cluster, base=base, level=level)
+        Genesis(
+            key="genesis", expected_offset=0, publisher="x", cluster=cluster, base=base, level=level
+        )
         for cluster, base, level in product((CLUSTER, "another"), (0, 7), (1, 2))
     ]
     met = reasons(judged(channel, records))
@@ -377,6 +392,9 @@ def test_records_about_policies_and_the_cluster() -> None:
     assert {None, *refused} == met
     channel.die("dead")
     raised = LevelRecord(
-        key="level", based_on=channel.view.level_last, **channel.admin().signature, raises_to=2
+        key="level",
+        expected_offset=channel.view.level_last,
+        **channel.admin().signature,
+        raises_to=2,
     )
     assert {None} == reasons(judged(channel, [raised]))

@@ -306,8 +306,10 @@ def _drain(stage: Stage, name: str, *, leave: bool) -> None:
 
 def _declare_dead(stage: Stage, name: str, *, proven: bool) -> None:
     host = stage.hosts[name]
-    nonce = next(reversed(host.directory.nonces), None) if proven else None
-    stage.propose(partial(propose.down, broker=stage.view.brokers[host.broker], nonce=nonce))
+    instance_id = next(reversed(host.directory.instance_ids), None) if proven else None
+    stage.propose(
+        partial(propose.down, broker=stage.view.brokers[host.broker], instance_id=instance_id)
+    )
 
 
 def _look_up(stage: Stage, bundle: str, name: str) -> None:

@@ -79,16 +79,16 @@ class Host:
     link: Link = field(default_factory=Link)
     is_deaf: bool = False
     process: Process | None = None
-    nonces_made: int = 0
+    instance_ids_made: int = 0
 
     def now(self) -> Instant:
         true_ms = self.true_time_ms()
         return Instant(true_ms + self.booted_ms, true_ms + _WALL_MS + self.skew_ms)
 
-    def make_nonce(self) -> str:
+    def make_instance_id(self) -> str:
         """A text that no process has used before."""
-        self.nonces_made += 1
-        return f"{self.name}-{self.nonces_made}"
+        self.instance_ids_made += 1
+        return f"{self.name}-{self.instance_ids_made}"
 
 
 class Process(AgentHost):
@@ -104,7 +104,7 @@ class Process(AgentHost):
             address=f"http://{host.name}",
             directory=host.directory,
             log=stage.log,
-            make_nonce=host.make_nonce,
+            make_instance_id=host.make_instance_id,
             timing=stage.timing,
             read=read,
             view=view,

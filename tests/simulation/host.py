@@ -113,7 +113,7 @@ class Process(AgentHost):
             address=f"{host.name}:8080",
             directory=host.directory,
             log=host.log,
-            make_nonce=lambda: host.make_nonce(self),
+            make_instance_id=lambda: host.make_instance_id(self),
             timing=host.parts.scenario.timing,
             batches=host.parts.scenario.batches,
             read=read,
@@ -246,10 +246,10 @@ class Host:
         log: SharedLog,
         courier: Courier,
         watcher: Watcher,
-        made_nonces: dict[str, Process],
+        made_instance_ids: dict[str, Process],
     ) -> None:
-        """Take the shared parts and the others. All hosts record in `made_nonces` which process
-        made which instance id.
+        """Take the shared parts and the others. All hosts record in `made_instance_ids` which
+        process made which instance id.
         """
         self.parts = parts
         self.name = name
@@ -262,10 +262,10 @@ class Host:
         self.process: Process | None = None
         self.directory = Directory()
         self.supervisor: Callable[[Host], None] = lambda _host: None
-        self._made_nonces = made_nonces
+        self._made_instance_ids = made_instance_ids
         self._paused_until_us = 0
         self._fetching: Process | None = None
-        self._nonces_made = 0
+        self._instance_ids_made = 0
         self._retired = False
         log.on_append(self._fetch_soon)
 
@@ -280,12 +280,12 @@ class Host:
         """Return what the clocks of this machine show."""
         return self.clock.read(self.parts.schedule.now_us)
 
-    def make_nonce(self, process: Process) -> str:
+    def make_instance_id(self, process: Process) -> str:
         """Return an instance id that no process has used before."""
-        self._nonces_made += 1
-        nonce = f"{self.name}:{self._nonces_made}"
-        self._made_nonces[nonce] = process
-        return nonce
+        self._instance_ids_made += 1
+        instance_id = f"{self.name}:{self._instance_ids_made}"
+        self._made_instance_ids[instance_id] = process
+        return instance_id
 
     def start(self) -> None:
         """Start a process from the directory's snapshot, else from the log's snapshot or its

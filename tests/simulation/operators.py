@@ -300,13 +300,13 @@ class Operators:
                 host.process is None
                 and broker is not None
                 and broker.live
-                and broker.joined.nonce in host.directory.nonces
+                and broker.joined.instance_id in host.directory.instance_ids
             ):
                 self._write(
                     partial(
                         propose.down,
                         broker=broker,
-                        nonce=broker.joined.nonce,
+                        instance_id=broker.joined.instance_id,
                         reason="its process has ended",
                     )
                 )
@@ -316,10 +316,10 @@ class Operators:
         brokers = self._log.view.live_brokers()
         if brokers:
             broker = self._parts.chance.one_of(brokers)
-            nonce = self._parts.chance.one_of((None, "a guess"))
+            instance_id = self._parts.chance.one_of((None, "a guess"))
             self._write(
                 lambda author: propose.down(
-                    author, broker, nonce=nonce, reason="it does not answer me"
+                    author, broker, instance_id=instance_id, reason="it does not answer me"
                 )
             )
 

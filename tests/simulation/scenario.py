@@ -23,7 +23,7 @@ SIMULATED_TIMING: Final = Timing(
 
 # Clocks that deviate by up to 3 %, and the grace period for it: 2 x 3 % x 3,000 ms, and 420 ms for
 # a stall.
-WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, margin_ms=600, clock_rate_error_ppm=30_000)
+WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, grace_ms=600, clock_rate_error_ppm=30_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,9 +64,9 @@ class World:
             story=story,
             faults=scenario.faults,
         )
-        made_nonces: dict[str, Process] = {}
+        made_instance_ids: dict[str, Process] = {}
         self.parts = parts
-        self.checkers = Checkers(made_nonces, nobody_dies=scenario.nobody_dies)
+        self.checkers = Checkers(made_instance_ids, nobody_dies=scenario.nobody_dies)
         self.log = SharedLog(
             name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts)
         )
@@ -84,7 +84,7 @@ class World:
                 log=self.log,
                 courier=courier,
                 watcher=self.checkers,
-                made_nonces=made_nonces,
+                made_instance_ids=made_instance_ids,
             )
             for name, broker in names
         ]

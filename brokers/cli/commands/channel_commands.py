@@ -316,19 +316,14 @@ class _Page:
 
 
 def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Return the fields of a record for people: brokers by id, expected offsets by that name. The
-    caller adds the time.
-    """
+    """Return the fields of a record for people: brokers by id. The caller adds the time."""
     brokers = {
         name: names.of(value)
         for name in ("owner", "source")
         if isinstance(value := fields.get(name), int)
     }
-    labels = {"based_on": "expected_offset", "based_on_right": "expected_offset_right"}
     return {
-        labels.get(name, name): brokers.get(name, value)
-        for name, value in fields.items()
-        if name != "timestamp_ms"
+        name: brokers.get(name, value) for name, value in fields.items() if name != "timestamp_ms"
     }
 
 

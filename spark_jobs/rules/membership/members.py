@@ -60,9 +60,9 @@ class Member:
     incarnation: int
     last: int
     sequence: int
-    nonce: str
+    instance_id: str
     lease_ms: int
-    margin_ms: int
+    grace_ms: int
     renew_ms: int
     supported_level: int
     last_at_ms: int | None = None
@@ -94,9 +94,9 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
         incarnation=offset,
         last=offset,
         sequence=0,
-        nonce=raw["nonce"],
+        instance_id=raw["instance_id"],
         lease_ms=raw["lease_ms"],
-        margin_ms=raw["margin_ms"],
+        grace_ms=raw["grace_ms"],
         renew_ms=raw["renew_ms"],
         supported_level=raw.get("supported_level") or FIRST_LEVEL,
         last_at_ms=at_ms,

@@ -90,7 +90,7 @@ def _on_genesis(known: Known, raw: Raw) -> str:
 
 def _on_level(known: Known, raw: Raw) -> str:
     whole, raises_to = known.whole, raw["raises_to"]
-    if raw["based_on"] != whole.level_last:
+    if raw["expected_offset"] != whole.level_last:
         return "stale"
     if raises_to <= whole.level:
         return "illegal_transition"
@@ -100,14 +100,14 @@ def _on_level(known: Known, raw: Raw) -> str:
 
 def _on_policy(known: Known, raw: Raw) -> str:
     last = known.policies.get(raw["key"])
-    if raw["based_on"] != (known.whole.removed_at if last is None else last):
+    if raw["expected_offset"] != (known.whole.removed_at if last is None else last):
         return "stale"
     return "unknown_policy" if last is None and raw["status"] == "removed" else ACCEPTED
 
 
 def _on_namespace(known: Known, raw: Raw) -> str | None:
     entry, status = known.namespaces.get(raw["key"]), raw["status"]
-    if raw["based_on"] != (known.whole.removed_at if entry is None else entry.last):
+    if raw["expected_offset"] != (known.whole.removed_at if entry is None else entry.last):
         return "stale"
     if status == "created":
         if entry is not None:
@@ -127,7 +127,7 @@ def _on_broker(known: Known, raw: Raw) -> str:
     member, status = known.brokers.get(raw["key"]), raw["status"]
     if status == "joined":
         return _on_joining(known, raw, member)
-    if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
+    if raw["expected_offset"] != (known.whole.removed_at if member is None else member.last):
         return "stale"
     if member is None:
         return "unknown_broker"
@@ -139,7 +139,7 @@ def _on_broker(known: Known, raw: Raw) -> str:
         if not is_live:
             return "illegal_transition"
         if is_admin:
-            return ACCEPTED if raw.get("nonce") == member.nonce else "still_alive"
+            return ACCEPTED if raw.get("instance_id") == member.instance_id else "still_alive"
         return "not_the_actor" if is_own else ACCEPTED
     if status == "removed":
         return "not_the_actor" if is_admin else "still_alive" if is_live else ACCEPTED
@@ -158,10 +158,10 @@ def _on_joining(known: Known, raw: Raw, member: Member | None) -> str:
     if (
         is_live
         and raw.get("after_silence") is not True
-        and raw.get("replaces") != (member and member.nonce)
+        and raw.get("replaces") != (member and member.instance_id)
     ):
         return "still_alive"
-    if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
+    if raw["expected_offset"] != (known.whole.removed_at if member is None else member.last):
         return "stale"
     return ACCEPTED if is_broker_id(raw["key"]) else "malformed"
 

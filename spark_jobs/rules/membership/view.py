@@ -313,7 +313,7 @@ class Membership:
                 break
             member = self._known.brokers[name]
             if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (
-                member.lease_ms + member.margin_ms
+                member.lease_ms + member.grace_ms
             ):
                 member.is_silence_reported = True
                 self._known.brokers.touch(name)

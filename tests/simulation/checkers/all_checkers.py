@@ -34,10 +34,10 @@ class Checkers:
     invariant.
     """
 
-    def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
+    def __init__(self, made_instance_ids: Mapping[str, Process], *, nobody_dies: bool) -> None:
         self.ownership = Ownership()
         self.membership = Membership(
-            made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies
+            made_instance_ids, passing=self.ownership.passing, nobody_dies=nobody_dies
         )
         self.ownership_changes = 0
         self.rejected: dict[Reason, int] = {}

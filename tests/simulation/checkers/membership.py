@@ -32,12 +32,12 @@ class Membership:
 
     def __init__(
         self,
-        made_nonces: Mapping[str, Process],
+        made_instance_ids: Mapping[str, Process],
         *,
         passing: Callable[[Process], Handle | None],
         nobody_dies: bool,
     ) -> None:
-        self._made_nonces = made_nonces
+        self._made_instance_ids = made_instance_ids
         self._passing = passing
         self._nobody_dies = nobody_dies
         self._processes: dict[int, Process] = {}
@@ -53,9 +53,9 @@ class Membership:
         if (
             isinstance(record, Joined)
             and folded.verdict.accepted
-            and record.nonce in self._made_nonces
+            and record.instance_id in self._made_instance_ids
         ):
-            self._processes[folded.offset] = self._made_nonces[record.nonce]
+            self._processes[folded.offset] = self._made_instance_ids[record.instance_id]
         for change in folded.verdict.changes:
             if isinstance(change, BrokerChanged) and change.dead is not None:
                 self._check_death(folded, change.dead, view)
@@ -97,7 +97,7 @@ class Membership:
         host = process.host
         rivals = (
             other.host
-            for other in self._made_nonces.values()
+            for other in self._made_instance_ids.values()
             if other.host.broker == host.broker and other.host is not host
         )
         if error is not None and (

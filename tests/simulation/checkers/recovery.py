@@ -35,7 +35,7 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
     `QUARANTINE_MS_MAX`).
     """
     timing = timing.for_members(brokers + 1)
-    silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
+    silence_ms = timing.lease_ms + timing.grace_ms * (1 + brokers)
     service_ms = timing.prepare_ms + timing.open_ms + timing.close_ms
     bound_ms = (
         late_ms

@@ -271,7 +271,9 @@ def test_any_profile_can_be_read_back(
         )
     except InvalidConfig:
         return
-    joined = profile.joined(key="a", based_on=0, nonce="n", timestamp_ms=0, timing=Timing())
+    joined = profile.joined(
+        key="a", expected_offset=0, instance_id="n", timestamp_ms=0, timing=Timing()
+    )
     assert replace(joined, failure_domain=failure_domain or None) == decode(encode(joined))
 
 

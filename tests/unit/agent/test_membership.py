@@ -6,12 +6,12 @@ import pytest
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
+from equipoise.brokers.agent.effects import Append, Effect, ForgetInstanceIds, Stop, WriteInstanceId
 from equipoise.brokers.agent.events import (
     AppendFailed,
     DrainRequested,
+    InstanceIdWritten,
     Instant,
-    NonceWritten,
     Read,
     Tick,
 )
@@ -30,7 +30,7 @@ class Lone:
     """One agent on a log of its own. `land` puts its appends on the log."""
 
     def __init__(
-        self, *, timing: Timing | None = None, nonces: frozenset[str] = frozenset()
+        self, *, timing: Timing | None = None, instance_ids: frozenset[str] = frozenset()
     ) -> None:
         self.now_ms = 10_000
         self.made = 0
@@ -42,15 +42,15 @@ class Lone:
             reader=Reader(log="test", cluster="test"),
             timing=timing or Timing(),
             profile=Profile(),
-            make_nonce=self._make_nonce,
-            predecessor_nonces=nonces,
+            make_instance_id=self._make_instance_id,
+            predecessor_instance_ids=instance_ids,
         )
 
-    def _make_nonce(self) -> str:
+    def _make_instance_id(self) -> str:
         self.made += 1
-        return f"nonce {self.made}"
+        return f"instance_id {self.made}"
 
-    def step(self, event: Read | Tick | NonceWritten | AppendFailed) -> list[Effect]:
+    def step(self, event: Read | Tick | InstanceIdWritten | AppendFailed) -> list[Effect]:
         return self.agent.step(event, Instant(self.now_ms, self.now_ms))
 
     def land(self, *effects: Effect) -> list[Effect]:
@@ -64,8 +64,10 @@ class Lone:
     def begin(self) -> str:
         """Read the empty log, begin it, and ask to join. Return the instance id to write."""
         effects = self.land(*self.land())
-        (nonce,) = [effect.nonce for effect in effects if isinstance(effect, WriteNonce)]
-        return nonce
+        (instance_id,) = [
+            effect.instance_id for effect in effects if isinstance(effect, WriteInstanceId)
+        ]
+        return instance_id
 
 
 def records(effects: list[Effect]) -> list[object]:
@@ -89,20 +91,20 @@ def is_suspect(stage: Stage, broker: str, *, at: str, log_is_readable: bool = Tr
 
 def test_unsafe_durations_make_no_agent() -> None:
     with pytest.raises(InvalidConfig):
-        Lone(timing=Timing(margin_ms=100))
+        Lone(timing=Timing(grace_ms=100))
 
 
 def test_a_joined_waits_for_its_instance_id_on_disk() -> None:
     """The lease counts from the decision to join."""
     lone = Lone()
-    nonce = lone.begin()
+    instance_id = lone.begin()
     lone.now_ms += 400
-    sent = lone.step(NonceWritten(nonce=nonce))
+    sent = lone.step(InstanceIdWritten(instance_id=instance_id))
     (joined,) = records(sent)
     assert isinstance(joined, Joined)
-    assert nonce == joined.nonce
+    assert instance_id == joined.instance_id
     lone.now_ms += 100
-    assert ForgetNonces(keep=nonce) in lone.land(*sent)
+    assert ForgetInstanceIds(keep=instance_id) in lone.land(*sent)
     assert 10_000 + 3_000 == lone.agent.lease.deadline_ms
 
 
@@ -111,26 +113,28 @@ def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
     lone = Lone()
     first = lone.begin()
     lone.now_ms += 1_000
-    (second,) = [effect.nonce for effect in lone.step(Tick()) if isinstance(effect, WriteNonce)]
+    (second,) = [
+        effect.instance_id for effect in lone.step(Tick()) if isinstance(effect, WriteInstanceId)
+    ]
     lone.now_ms += 500
-    sent = lone.step(NonceWritten(nonce=first))
+    sent = lone.step(InstanceIdWritten(instance_id=first))
     assert first != second
-    assert [first] == [record.nonce for record in records(sent) if isinstance(record, Joined)]
+    assert [first] == [record.instance_id for record in records(sent) if isinstance(record, Joined)]
     lone.land(*sent)
     assert lone.agent.is_ready
-    assert [] == records(lone.step(NonceWritten(nonce=second)))
+    assert [] == records(lone.step(InstanceIdWritten(instance_id=second)))
 
 
 def test_an_unknown_instance_id_is_not_sent() -> None:
     lone = Lone()
     lone.begin()
-    assert [] == records(lone.step(NonceWritten(nonce="somebody's")))
+    assert [] == records(lone.step(InstanceIdWritten(instance_id="somebody's")))
 
 
 def test_each_renewal_has_the_digest_of_the_view() -> None:
     """It is based on the broker's last accepted record."""
     lone = Lone()
-    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    lone.land(*lone.step(InstanceIdWritten(instance_id=lone.begin())))
     digest = lone.agent.view.digest()
     lone.now_ms += 999
     assert [] == records(lone.step(Tick()))
@@ -138,7 +142,7 @@ def test_each_renewal_has_the_digest_of_the_view() -> None:
     sent = lone.step(Tick())
     (renewed,) = records(sent)
     assert isinstance(renewed, Renewed)
-    assert (2, digest) == (renewed.based_on, renewed.digest)
+    assert (2, digest) == (renewed.expected_offset, renewed.digest)
     lone.now_ms += 30
     lone.land(*sent)
     assert 11_000 + 3_000 == lone.agent.lease.deadline_ms
@@ -147,7 +151,7 @@ def test_each_renewal_has_the_digest_of_the_view() -> None:
 def test_a_renewal_that_failed_is_tried_again_soon() -> None:
     """After a quarter of the interval, to notice the end of an outage."""
     lone = Lone()
-    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    lone.land(*lone.step(InstanceIdWritten(instance_id=lone.begin())))
     lone.now_ms += 1_000
     (append,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
     lone.step(
@@ -161,7 +165,7 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
 def test_a_failed_append_from_before_a_stall_proves_nothing() -> None:
     """One from after the stall shows that the log is away."""
     lone = Lone()
-    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    lone.land(*lone.step(InstanceIdWritten(instance_id=lone.begin())))
     lone.now_ms += 1_000
     (asked,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
     lone.now_ms += 60_000
@@ -187,7 +191,7 @@ def test_a_stranger_that_died_is_forgotten() -> None:
 
 # Commands, and between them who has declared whom dead so far.
 DEATHS: dict[str, tuple[str | list[str], ...]] = {
-    "the eldest, after lease and margin": (
+    "the eldest, after lease and grace period": (
         "brokers a b",
         "crash b",
         "advance 3499ms",
@@ -195,7 +199,7 @@ DEATHS: dict[str, tuple[str | list[str], ...]] = {
         "advance 1ms",
         ["a declares b down"],
     ),
-    "the next by age, a margin later": (
+    "the next by age, a grace period later": (
         *("brokers a b c d", "crash d", "advance 3400ms", "hold a", "hold b", "advance 1099ms"),
         *([], "advance 1ms", ["c declares d down"]),
     ),
@@ -274,7 +278,7 @@ SUSPECTS: dict[str, tuple[str | set[str], ...]] = {
     "each has an interval after an outage, but a lease ends": (
         *(
             "timing lease_ms 10s",
-            "timing margin_ms 1s",
+            "timing grace_ms 1s",
             "brokers a b c",
             "advance 1s",
             "outage",
@@ -286,7 +290,7 @@ SUSPECTS: dict[str, tuple[str | set[str], ...]] = {
     ),
     "never itself": ("brokers a b", "advance 1s", "hold b", "advance 2s", set()),
 } | {
-    f"a log that {way}: for lease less margin": (
+    f"a log that {way}: for lease less grace period": (
         "brokers a b",
         "advance 1s",
         *commands,
@@ -360,14 +364,14 @@ def test_durations_grow_with_the_membership() -> None:
         stage.settle()
     timings = [stage.process(f"broker{number}").agent.timing for number in (9, 10)]
     assert [(3_000, 1_000, 500), (3_300, 1_100, 550)] == [
-        (timing.lease_ms, timing.renew_ms, timing.margin_ms) for timing in timings
+        (timing.lease_ms, timing.renew_ms, timing.grace_ms) for timing in timings
     ]
     assert 3_300 == stage.process("broker10").agent.lease.left_ms(stage.hosts["broker10"].now())
 
 
 def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
     lone = Lone()
-    sent = lone.step(NonceWritten(nonce=lone.begin()))
+    sent = lone.step(InstanceIdWritten(instance_id=lone.begin()))
     drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
     assert [] == lone.agent.step(drain, Instant(lone.now_ms, lone.now_ms))
     seen: list[Effect] = []
@@ -382,10 +386,10 @@ def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
 
 def test_a_stop_before_any_joined_was_sent_is_immediate() -> None:
     lone = Lone()
-    nonce = lone.begin()
+    instance_id = lone.begin()
     drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
     assert [Stop(error=None)] == lone.agent.step(drain, Instant(lone.now_ms, lone.now_ms))
-    assert [] == lone.step(NonceWritten(nonce=nonce))
+    assert [] == lone.step(InstanceIdWritten(instance_id=instance_id))
 
 
 def _decoded(entry: Entry) -> object:

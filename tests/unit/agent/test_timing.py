@@ -14,28 +14,28 @@ from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.errors import InvalidConfig
 from tests.simulation.clock import Clock
 
-# 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
+# 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of grace period at least; half a lease is 1,500 ms.
 TIGHT = Timing(
-    lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400
+    lease_ms=3_000, renew_ms=1_000, grace_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400
 )
 
 
 # Changes by which `TIGHT` becomes unsafe, and the setting that the error names.
 EDGES: dict[str, tuple[str, Timing]] = {
-    "margin below rate error and stall": (
-        "margin_ms",
-        replace(TIGHT, margin_ms=459, reconnect_ms=900),
+    "grace period below rate error and stall": (
+        "grace_ms",
+        replace(TIGHT, grace_ms=459, reconnect_ms=900),
     ),
-    "half the margin does not cover the clocks": (
-        "margin_ms",
-        replace(TIGHT, margin_ms=145, stall_ms=1, reconnect_ms=600),
+    "half the grace period does not cover the clocks": (
+        "grace_ms",
+        replace(TIGHT, grace_ms=145, stall_ms=1, reconnect_ms=600),
     ),
-    "longer stall": ("margin_ms", replace(TIGHT, stall_ms=401)),
-    "worse clocks": ("margin_ms", replace(TIGHT, clock_rate_error_ppm=10_200)),
+    "longer stall": ("grace_ms", replace(TIGHT, stall_ms=401)),
+    "worse clocks": ("grace_ms", replace(TIGHT, clock_rate_error_ppm=10_200)),
     "renewal too late in the lease": ("lease_ms", replace(TIGHT, renew_ms=1_001, reconnect_ms=900)),
     "longer round trip": ("lease_ms", replace(TIGHT, round_trip_ms=501)),
     "longer failover": ("lease_ms", replace(TIGHT, failover_ms=1_251)),
-    "longer reconnect": ("margin_ms", replace(TIGHT, reconnect_ms=961)),
+    "longer reconnect": ("grace_ms", replace(TIGHT, reconnect_ms=961)),
 }
 
 
@@ -54,7 +54,7 @@ def test_durations_just_beyond_a_limit_are_refused(setting: str, timing: Timing)
 
 
 def followed(timing: Timing) -> Timing:
-    """Return durations after each error was followed: lease and margin are then just long
+    """Return durations after each error was followed: lease and grace period are then just long
     enough.
     """
     for _ in range(6):  # One rule may hand over to the next.
@@ -79,7 +79,7 @@ def test_the_defaults_depend_on_the_kind_of_log() -> None:
         timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel")
     )
     assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [
-        (each.lease_ms, each.renew_ms, each.margin_ms) for each in (embedded, kafka)
+        (each.lease_ms, each.renew_ms, each.grace_ms) for each in (embedded, kafka)
     ]
     assert kafka.lease_ms >= 9_000 + 1_000 + kafka.renew_ms
     assert Timing() == embedded == timing_of("") == timing_of("kafkaesque://x/y")
@@ -98,7 +98,7 @@ def test_small_clusters_keep_their_pace() -> None:
     """From 10 members on the promises grow in proportion. Deadlines of the service do not."""
     assert Timing() == Timing().for_members(1) == Timing().for_members(10)
     assert replace(
-        Timing(), lease_ms=30_000, renew_ms=10_000, margin_ms=5_000
+        Timing(), lease_ms=30_000, renew_ms=10_000, grace_ms=5_000
     ) == Timing().for_members(100)
 
 
@@ -111,7 +111,7 @@ def test_all_members_together_renew_about_ten_times_a_second(members: int) -> No
 
 @st.composite
 def only_just_safe(draw: st.DrawFn) -> Timing:
-    """Draw durations with the shortest safe lease and margin."""
+    """Draw durations with the shortest safe lease and grace period."""
     timing = Timing(
         renew_ms=draw(st.integers(100, 10_000)),
         round_trip_ms=draw(st.integers(50, 2_000)),
@@ -119,7 +119,7 @@ def only_just_safe(draw: st.DrawFn) -> Timing:
         reconnect_ms=draw(st.integers(50, 2_000)),
         clock_rate_error_ppm=draw(st.integers(0, 30_000)),
     )
-    return followed(replace(timing, lease_ms=1, margin_ms=1))
+    return followed(replace(timing, lease_ms=1, grace_ms=1))
 
 
 KAFKA = timing_of("kafka://localhost:9092/channel")
@@ -134,7 +134,7 @@ KAFKA = timing_of("kafka://localhost:9092/channel")
 @example(timing=Timing(), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
 @example(timing=KAFKA, began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
 @example(
-    timing=followed(replace(KAFKA, margin_ms=1, stall_ms=1)),
+    timing=followed(replace(KAFKA, grace_ms=1, stall_ms=1)),
     began_us=999,
     slept_permille=1_000,
     errors_permille=(-1_000, 1_000),
@@ -155,7 +155,7 @@ def test_a_lease_ends_before_any_broker_may_accuse(
     lease.extend(decided=slow.read(began_us), lease_ms=timing.lease_ms)
     # The observer reads the renewal at once. One that reads it later accuses later.
     heard_ms = fast.read(began_us).boot_ms
-    accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.margin_ms) - 2
+    accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.grace_ms) - 2
     slept_us = timing.skew_max_ms * slept_permille + 999
     slow.freeze(began_us + 1)
     slow.thaw(began_us + 1 + slept_us)

@@ -24,7 +24,10 @@ def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
     channel.genesis()
     for broker, capacity in capacities.items():
         channel.accept(
-            replace(joined(broker, channel.view, nonce=f"nonce of {broker}"), capacity=capacity)
+            replace(
+                joined(broker, channel.view, instance_id=f"instance_id of {broker}"),
+                capacity=capacity,
+            )
         )
     channel.create(even_boundaries(bundles))
     return channel

@@ -63,7 +63,7 @@ class Story:
     def die(self, broker: str) -> None:
         """Declare a broker dead."""
         entry = self.channel.broker(broker)
-        self.tell(propose.down(self.channel.admin(), entry, nonce=entry.joined.nonce))
+        self.tell(propose.down(self.channel.admin(), entry, instance_id=entry.joined.instance_id))
 
     def outcome(self) -> list[tuple[MoveKind, MoveResult, int]]:
         """The moves that have ended, with their seconds."""
@@ -282,7 +282,7 @@ def test_new_and_lost_bundles_have_not_moved() -> None:
         assert [] == moved_by(channel, propose.opened(channel.author(broker), channel.bundle()))
         entry = channel.broker(broker)
         assert [] == moved_by(
-            channel, propose.down(channel.admin(), entry, nonce=entry.joined.nonce)
+            channel, propose.down(channel.admin(), entry, instance_id=entry.joined.instance_id)
         )
     assert before + 6 == channel.view.offset
 

@@ -269,14 +269,14 @@ def test_a_move_back_is_named(told: Told) -> None:
 
 def test_brokers_that_join_or_leave_change_the_mean(told: Told) -> None:
     told.end(told.transfer("a", "b"))
-    told.tell(joined("d", told.channel.view, nonce="d"))
+    told.tell(joined("d", told.channel.view, instance_id="d"))
     assert dict.fromkeys("ab", "d joined meanwhile") == told.reasons()
 
 
 def test_a_death_is_named(told: Told) -> None:
     told.end(told.transfer("a", "b"))
     entry = told.channel.broker("c")
-    told.tell(propose.down(told.channel.admin(), entry, nonce=entry.joined.nonce))
+    told.tell(propose.down(told.channel.admin(), entry, instance_id=entry.joined.instance_id))
     assert dict.fromkeys("ab", "c left meanwhile") == told.reasons()
 
 

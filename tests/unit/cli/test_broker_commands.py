@@ -275,7 +275,7 @@ def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
     channel.genesis()
     channel.accept(
         replace(
-            joined("a", channel.view, nonce="nonce of a"),
+            joined("a", channel.view, instance_id="instance_id of a"),
             addresses={"http": "http://program", protocol: address} if address else {},
         )
     )
@@ -395,19 +395,19 @@ def test_drain_refuses_a_dead_or_unknown_broker(log: str) -> None:
 
 
 def log_of_directory(folder: Path) -> str:
-    """A log on which a, with the nonce `a-1`, owns `LEFT`, and b `RIGHT`; a's directory `broker`
-    knows that nonce, and is free.
+    """A log on which a, with the instance id `a-1`, owns `LEFT`, and b `RIGHT`; a's directory
+    `broker` knows that instance id, and is free.
     """
     channel = Channel()
     channel.genesis()
-    channel.accept(joined("a", channel.view, nonce="a-1"))
+    channel.accept(joined("a", channel.view, instance_id="a-1"))
     channel.join("b")
     channel.create(even_boundaries(2))
     channel.own("a")
     channel.own("b", MIDDLE)
     with DataDirectory(folder / "broker") as directory:
-        directory.write_nonce("a-0")
-        directory.write_nonce("a-1")
+        directory.write_instance_id("a-0")
+        directory.write_instance_id("a-1")
     return write(channel.entries, folder)
 
 

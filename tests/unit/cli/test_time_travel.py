@@ -32,7 +32,7 @@ def moved_channel() -> Channel:
     channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     channel.die("c")
-    channel.accept(joined("d", channel.view, nonce="nonce of d"))
+    channel.accept(joined("d", channel.view, instance_id="instance_id of d"))
     channel.accept(
         propose.set_policy(channel.admin(), channel.view, name=POLICY, document={"limit": 1})
     )

@@ -196,7 +196,7 @@ def test_a_log_that_does_not_exist_ends_the_start(tmp_path: object) -> None:
 async def test_every_caller_gets_the_error_that_ended_the_subscription() -> None:
     channel = Channel()
     channel.genesis()
-    channel.accept(joined("owner", channel.view, nonce="n", supports=2))
+    channel.accept(joined("owner", channel.view, instance_id="n", supports=2))
     channel.create()
     log = shown(channel)
     async with Client(log.url) as client:

@@ -87,9 +87,9 @@ def working_channel() -> Channel:
     for broker in ("a", "b"):
         channel.accept(
             replace(
-                joined(broker, channel.view, nonce=f"nonce of {broker}"),
+                joined(broker, channel.view, instance_id=f"instance_id of {broker}"),
                 lease_ms=LEASE_MS,
-                margin_ms=LEASE_MS,
+                grace_ms=LEASE_MS,
             )
         )
     channel.create((0, 100, 200, 300, HASH_MAX))
@@ -204,7 +204,7 @@ def test_no_token_falls(old: TroubledLog, new: TroubledLog) -> None:
             assert reader.feed(entry).verdict.accepted
         return reader.view
 
-    put(encode(joined("a", read(), nonce="another")))
+    put(encode(joined("a", read(), instance_id="another")))
     incarnation = read().brokers["a"].incarnation
     assert incarnation == old.end() + position
     for sequence, point in enumerate((0, 0x40000000), start=1):
@@ -288,7 +288,8 @@ def test_a_broker_that_speaks_at_the_last_moment_is_heard(
             old.append([renewal(channel, "a")], timeout_ms=TIMEOUT_MS)
         elif b'"level"' in data:
             old.append(
-                [encode(joined("c", restored_to_end(old), nonce="new"))], timeout_ms=TIMEOUT_MS
+                [encode(joined("c", restored_to_end(old), instance_id="new"))],
+                timeout_ms=TIMEOUT_MS,
             )
         else:
             old.trouble = speak
@@ -410,7 +411,7 @@ def test_a_target_takes_its_name_before_the_log_is_closed(
     third.close()
 
 
-@pytest.mark.parametrize("step", ["genesis", "twin", "answer"])
+@pytest.mark.parametrize("step", ["genesis", "snapshot", "answer"])
 def test_a_copy_that_died_is_finished(
     step: str, old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +424,7 @@ def test_a_copy_that_died_is_finished(
     with monkeypatch.context() as dying:
         if step == "genesis":
             new.trouble = die
-        elif step == "twin":
+        elif step == "snapshot":
             dying.setattr(type(new.compacted_snapshot()), "replace", die)
         else:
             dying.setattr("equipoise.compaction.copying.Copied", die)
@@ -432,7 +433,7 @@ def test_a_copy_that_died_is_finished(
     new.trouble = lambda _: None
     with pytest.raises(LogClosed):
         copied(old, new)
-    if step == "twin":
+    if step == "snapshot":
         with pytest.raises(ChannelIncomplete):  # Nobody takes it for a new log.
             restored(new)
     elif step != "genesis":
@@ -609,7 +610,7 @@ def test_who_sleeps_through_a_copy_stops_when_it_wakes(old: TroubledLog, new: Tr
     for entry in entries_of(old):
         sleeper.feed(entry)
     copied(old, new)
-    old.append([encode(joined("a", sleeper.view, nonce="awake"))], timeout_ms=TIMEOUT_MS)
+    old.append([encode(joined("a", sleeper.view, instance_id="awake"))], timeout_ms=TIMEOUT_MS)
     closing, late = old.read(sleeper.position, limit=10)
     for entry in (closing, late, late):
         with pytest.raises(LogClosed):

@@ -83,7 +83,7 @@ def test_its_times_and_limits_fit_the_settings() -> None:
     assert int(unit["TimeoutStopSec"][0]) * 1_000 >= config.stop_ms
     assert (
         int(unit["TimeoutStartSec"][0]) * 1_000
-        > config.log_wait_ms + config.lease_ms + config.margin_ms
+        > config.log_wait_ms + config.lease_ms + config.grace_ms
     )
     assert int(unit["LimitNOFILE"][0]) > config.http_connections_max + config.pulsar_connections_max
 

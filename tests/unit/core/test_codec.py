@@ -35,7 +35,7 @@ def transition(**changes: object) -> bytes:
     fields = {
         "kind": "bundle",
         "key": BUNDLE,
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": "a:1",
         "incarnation": 2,
         "sequence": 3,
@@ -52,11 +52,11 @@ def join(**changes: object) -> bytes:
         "kind": "broker",
         "status": "joined",
         "key": "a:1",
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": "a:1",
-        "nonce": "n",
+        "instance_id": "n",
     }
-    return orjson.dumps(fields | {"lease_ms": 3, "margin_ms": 2, "renew_ms": 1} | changes)
+    return orjson.dumps(fields | {"lease_ms": 3, "grace_ms": 2, "renew_ms": 1} | changes)
 
 
 def policy(document: object) -> bytes:
@@ -65,7 +65,7 @@ def policy(document: object) -> bytes:
         "kind": "policy",
         "status": "set",
         "key": "p",
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": "admin:ops",
         "as_of": 3,
     }
@@ -104,17 +104,19 @@ REFUSALS = (
     ),
     Refusal(id="a number for a key", data=transition(key=1), says="key must be a text"),
     Refusal(
-        id="true for an integer", data=transition(based_on=True), says="based_on must be an integer"
+        id="true for an integer",
+        data=transition(expected_offset=True),
+        says="expected_offset must be an integer",
     ),
     Refusal(
         id="a float for an integer",
-        data=transition(based_on=1.0),
-        says="based_on must be an integer",
+        data=transition(expected_offset=1.0),
+        says="expected_offset must be an integer",
     ),
     Refusal(
         id="a text for an integer",
-        data=transition(based_on="1"),
-        says="based_on must be an integer",
+        data=transition(expected_offset="1"),
+        says="expected_offset must be an integer",
     ),
     Refusal(
         id="a negative integer", data=transition(sequence=-1), says="sequence must be an integer"
@@ -236,7 +238,7 @@ REFUSALS = (
                 "kind": "namespace",
                 "status": "created",
                 "key": "t/n",
-                "based_on": 0,
+                "expected_offset": 0,
                 "publisher": "admin:x",
                 "as_of": 0,
             }
@@ -277,7 +279,7 @@ REFUSALS = (
     ),
     Refusal(
         id="genesis based on something",
-        data=encode(replace(RECORDS[0], based_on=1)),
+        data=encode(replace(RECORDS[0], expected_offset=1)),
         says="genesis is based on 0",
     ),
     Refusal(
@@ -356,7 +358,7 @@ def test_no_requester_makes_a_record_malformed(record: AnyRecord, value: object)
 def test_who_wanted_a_record_is_its_requester_or_its_publisher() -> None:
     drain = BrokerRecord(
         key="a",
-        based_on=1,
+        expected_offset=1,
         publisher="a",
         incarnation=2,
         sequence=3,
@@ -386,7 +388,7 @@ def test_what_is_left_out_has_its_default() -> None:
         {"kind": "sorcery"},
         {"kind": None},
         {"key": None},
-        {"based_on": True},
+        {"expected_offset": True},
         {"state": "lost"},
         {"owner": -1},
         {"as_of": "x"},

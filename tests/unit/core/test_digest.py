@@ -71,18 +71,23 @@ def channel() -> Channel:
 
 
 def founded(
-    *, cluster: str = CLUSTER, base: int = 0, offset: int = 1, nonce: str = "n", supports: int = 1
+    *,
+    cluster: str = CLUSTER,
+    base: int = 0,
+    offset: int = 1,
+    instance_id: str = "n",
+    supports: int = 1,
 ) -> int:
     """The digest of a channel with one broker."""
     channel = Channel()
     channel.put(
         propose.genesis(Author(publisher="admin:ops"), cluster=cluster, base=base), offset=offset
     )
-    channel.put(joined("a", channel.view, nonce=nonce, supports=supports), offset=9)
+    channel.put(joined("a", channel.view, instance_id=instance_id, supports=supports), offset=9)
     return channel.view.digest()
 
 
-def test_genesis_nonce_and_supported_level_move_the_digest() -> None:
+def test_genesis_instance_id_and_supported_level_move_the_digest() -> None:
     """Cluster, base, the genesis' offset, and what a broker said of itself as far as a verdict asks
     for it.
     """
@@ -91,7 +96,7 @@ def test_genesis_nonce_and_supported_level_move_the_digest() -> None:
         founded(cluster="x"),
         founded(base=1),
         founded(offset=2),
-        founded(nonce="m"),
+        founded(instance_id="m"),
         founded(supports=2),
     ]
     assert len(digests) == len(set(digests))
@@ -117,7 +122,7 @@ def test_what_no_verdict_asks_for_is_not_in_the_digest(channel: Channel) -> None
         )
         each.accept(
             replace(
-                joined("c", each.view, nonce="n"),
+                joined("c", each.view, instance_id="n"),
                 lease_ms=lease_ms,
                 capacity=lease_ms,
                 labels={"zone": str(limit)},

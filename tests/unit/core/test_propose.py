@@ -54,13 +54,13 @@ def test_what_is_absent_is_based_on_the_last_removal() -> None:
     removed_at = channel.view.offset
     assert (
         removed_at
-        == propose.set_policy(channel.admin(), channel.view, name="p", document={}).based_on
+        == propose.set_policy(channel.admin(), channel.view, name="p", document={}).expected_offset
     )
     assert (
         removed_at
         == propose.create_namespace(
             channel.admin(), channel.view, name="t/n", boundaries=()
-        ).based_on
+        ).expected_offset
     )
 
 
@@ -70,12 +70,12 @@ def test_what_is_there_is_based_on_its_last() -> None:
     created = channel.view.namespaces[NAMESPACE].last
     channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
     set_at = channel.view.offset
-    assert set_at == propose.remove_policy(channel.admin(), channel.view, name="p").based_on
+    assert set_at == propose.remove_policy(channel.admin(), channel.view, name="p").expected_offset
     assert (
         created
         == propose.create_namespace(
             channel.admin(), channel.view, name=NAMESPACE, boundaries=()
-        ).based_on
+        ).expected_offset
     )
 
 

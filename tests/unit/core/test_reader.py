@@ -59,7 +59,7 @@ def test_offsets_in_a_view_are_counted_from_the_base() -> None:
     assert 1 == reader.position
     assert BASE + 1 == reader.feed(Entry(1, b"")).offset
     assert BASE + 3 == reader.feed(Entry(3, genesis(base=BASE))).offset
-    join = encode(joined("a", reader.view, nonce="n"))
+    join = encode(joined("a", reader.view, instance_id="n"))
     assert BASE + 7 == reader.feed(Entry(7, join)).offset
     assert BASE + 7 == reader.view.brokers["a"].incarnation
     assert 8 == reader.position
@@ -102,7 +102,8 @@ def test_a_refused_genesis_moves_no_offset() -> None:
     reader = Reader(log="memory:x")
     broken = encode(
         replace(
-            propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=BASE), based_on=1
+            propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=BASE),
+            expected_offset=1,
         )
     )
     assert 1 == reader.feed(Entry(1, broken)).offset

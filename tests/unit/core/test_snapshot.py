@@ -123,6 +123,6 @@ def test_a_view_before_its_genesis_comes_back() -> None:
     """A log may begin with rejected records: the position is kept."""
     channel = Channel()
     channel.put_bytes(b"garbage", offset=7)
-    channel.put(joined("a", channel.view, nonce="n"))
+    channel.put(joined("a", channel.view, instance_id="n"))
     channel.put(raise_level(Author(publisher="admin:x", as_of=0), channel.view, level=2))
     assert 9 == from_bytes(to_bytes(channel.view)).offset

@@ -39,7 +39,7 @@ def test_before_the_genesis_nothing_is_accepted() -> None:
     for data in (
         b"",
         b"{}",
-        encode(joined("a", channel.view, nonce="n")),
+        encode(joined("a", channel.view, instance_id="n")),
         encode(raise_level(channel.admin(), View(), level=2)),
     ):
         assert Reason.NO_GENESIS == channel.put_bytes(data).reason
@@ -72,8 +72,10 @@ def test_a_broker_that_supports_less_than_the_level_does_not_join() -> None:
     channel = Channel()
     channel.genesis()
     channel.accept(raise_level(channel.admin(), channel.view, level=2))
-    assert Reason.LEVEL == channel.put(joined("a", channel.view, nonce="n", supports=1)).reason
-    channel.accept(replace(joined("a", channel.view, nonce="n", supports=2), level=2))
+    assert (
+        Reason.LEVEL == channel.put(joined("a", channel.view, instance_id="n", supports=1)).reason
+    )
+    channel.accept(replace(joined("a", channel.view, instance_id="n", supports=2), level=2))
     channel.check()
 
 
@@ -198,7 +200,7 @@ class Rejected:
 
 
 REJECTED = (
-    Rejected(reason=Reason.STALE, fields={"based_on": 0}),
+    Rejected(reason=Reason.STALE, fields={"expected_offset": 0}),
     Rejected(reason=Reason.MALFORMED, fields={"document": 5}),
     Rejected(reason=Reason.MALFORMED, fields={"kind": "sorcery"}),
     Rejected(reason=Reason.MALFORMED, fields={"level": 0}),

@@ -24,11 +24,11 @@ NEW = "acme/new"
 KEY = "orders"
 POLICY = f"/admin/v2/namespaces/{SERVING}/onChannelLoss"
 
-# A lease of a second, with the margin that clocks and a stall of 200 ms take.
+# A lease of a second, with the grace period that clocks and a stall of 200 ms take.
 QUICK = {
     "lease_ms": 1_000,
     "renew_ms": 200,
-    "margin_ms": 400,
+    "grace_ms": 400,
     "round_trip_ms": 100,
     "reconnect_ms": 500,
     "stall_ms": 200,

@@ -64,13 +64,13 @@ async def test_ready_names_a_full_disk_of_the_log(
 async def test_ready_names_a_full_disk_of_the_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(directory: DataDirectory, _nonce: str) -> None:
+    def refuse(directory: DataDirectory, _instance_id: str) -> None:
         raise DataDirectoryUnusable(
             path=str(directory.path), problem="[Errno 28] No space left on device"
         )
 
     with monkeypatch.context() as full:
-        full.setattr(DataDirectory, "write_nonce", refuse)
+        full.setattr(DataDirectory, "write_instance_id", refuse)
         async with started(tmp_path, "memory:joins-late", {}) as broker:
             assert 503 == await named(
                 broker, "cannot be used: [Errno 28] No space left on device; mend that"

@@ -96,7 +96,7 @@ def moves() -> Channel:
             channel.admin(), channel.bundle(QUARTER), channel.bundle(MIDDLE), reason="cold"
         )
     )
-    channel.put(joined("b:1", channel.view, nonce="second", replaces="nonce of b:1"))
+    channel.put(joined("b:1", channel.view, instance_id="second", replaces="instance_id of b:1"))
     channel.put(
         propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1"))
     )
@@ -114,7 +114,7 @@ def names() -> Channel:
     channel.put(
         propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000), offset=1_001
     )
-    channel.put(joined("a:1", channel.view, nonce="first"))
+    channel.put(joined("a:1", channel.view, instance_id="first"))
     channel.create()
     channel.put(
         propose.set_namespace_policies(
@@ -125,8 +125,8 @@ def names() -> Channel:
     channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
     channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
     channel.put(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    channel.put(joined("a:1", channel.view, nonce="second", after_silence=True))
-    channel.put(joined("b:1", channel.view, nonce="third"))
+    channel.put(joined("a:1", channel.view, instance_id="second", after_silence=True))
+    channel.put(joined("b:1", channel.view, instance_id="third"))
     channel.die("a:1")
     channel.put(propose.remove_broker(channel.author("b:1"), channel.broker("a:1")))
     channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1))
@@ -158,7 +158,7 @@ def policies() -> Channel:
 def rejections() -> Channel:
     """Every reason, and the different words for one where there are several."""
     channel = Channel()
-    channel.put(joined("a:1", channel.view, nonce="too early"))
+    channel.put(joined("a:1", channel.view, instance_id="too early"))
     channel.genesis()
     channel.put(propose.genesis(Author(publisher="admin:eve"), cluster="test"))
     channel.put(propose.genesis(Author(publisher="admin:eve"), cluster="other"))
@@ -206,7 +206,7 @@ def _reject_bundles(channel: Channel) -> None:
     channel.put(propose.split(channel.author("a:1"), owned, cuts=[1]))
     channel.put(propose.merge(admin(), owned, right))
     channel.put(propose.merge(admin(), owned, free))
-    channel.put(replace(propose.merge(admin(), owned, free), based_on_right=1))
+    channel.put(replace(propose.merge(admin(), owned, free), expected_offset_right=1))
     channel.put(propose.start_split(admin(), owned, algorithm="x"))
     channel.put(propose.split(channel.author("a:1"), channel.bundle(), cuts=[0]))
     channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[1]))
@@ -223,19 +223,21 @@ def _reject_others(channel: Channel) -> None:
     late = channel.author("b:1")
     channel.put(propose.renewed(channel.author("b:1"), channel.broker("b:1")))
     channel.put(propose.renewed(late, channel.broker("b:1")))
-    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), based_on=1))
+    channel.put(
+        replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), expected_offset=1)
+    )
     channel.put(
         replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger")
     )
-    channel.put(propose.down(admin(), channel.broker("a:1"), nonce="a guess"))
+    channel.put(propose.down(admin(), channel.broker("a:1"), instance_id="a guess"))
     channel.put(propose.down(channel.author("a:1"), channel.broker("a:1")))
-    channel.put(joined("a:1", view, nonce="another"))
-    channel.put(replace(joined("d:1", view, nonce="another"), level=7))
+    channel.put(joined("a:1", view, instance_id="another"))
+    channel.put(replace(joined("d:1", view, instance_id="another"), level=7))
     channel.put(
         replace(
             propose.remove_broker(channel.author("a:1"), channel.broker("b:1")),
             key="d:1",
-            based_on=view.removed_at,
+            expected_offset=view.removed_at,
         )
     )
     channel.put(propose.create_namespace(admin(), view, name=NAMESPACE, boundaries=(0, HASH_MAX)))
@@ -243,21 +245,21 @@ def _reject_others(channel: Channel) -> None:
     channel.put(
         replace(
             propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, HASH_MAX)),
-            based_on=0,
+            expected_offset=0,
         )
     )
     channel.put(
         replace(
             propose.delete_namespace(admin(), view, name=NAMESPACE),
             key="tenant/other",
-            based_on=view.removed_at,
+            expected_offset=view.removed_at,
         )
     )
     channel.put(propose.remove_policy(admin(), view, name="limit"))
-    channel.put(replace(propose.remove_policy(admin(), view, name="limit"), based_on=0))
+    channel.put(replace(propose.remove_policy(admin(), view, name="limit"), expected_offset=0))
     channel.put(raise_level(admin(), view, level=1))
     channel.put(raise_level(admin(), view, level=2))
-    channel.put(replace(raise_level(admin(), view, level=2), based_on=0))
+    channel.put(replace(raise_level(admin(), view, level=2), expected_offset=0))
     channel.put(replace(propose.set_policy(admin(), view, name="limit", document={}), level=2))
 
 
@@ -400,7 +402,9 @@ def test_a_new_level_is_told() -> None:
     """A level that is raised, which no reader of this version survives, can be told by one that
     does.
     """
-    record = LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=2)
+    record = LevelRecord(
+        key="level", expected_offset=1, publisher="admin:ops", as_of=3, raises_to=2
+    )
     folded = Folded(offset=4, record=record, verdict=Verdict())
     assert ["raise      format version  to 2  by admin:ops"] == describe(
         folded, View(), Names(View())
@@ -423,17 +427,21 @@ def test_names_come_from_a_view_and_from_who_joins() -> None:
     channel = channel_with("a:1")
     known = Names(channel.view)
     assert ["a:1", "#9", "nobody"] == [known.of(2), known.of(9), known.of(None)]
-    verdict = channel.put(joined("b:1", channel.view, nonce="n"))
-    known.learn(Folded(offset=9, record=joined("b:1", channel.view, nonce="n"), verdict=verdict))
+    verdict = channel.put(joined("b:1", channel.view, instance_id="n"))
+    known.learn(
+        Folded(offset=9, record=joined("b:1", channel.view, instance_id="n"), verdict=verdict)
+    )
     known.learn(
         Folded(
             offset=10,
-            record=joined("c:1", channel.view, nonce="n"),
+            record=joined("c:1", channel.view, instance_id="n"),
             verdict=Verdict(reason=Reason.STALE),
         )
     )
     assert ["b:1", "#10"] == [known.of(9), known.of(10)]
-    known.learn(Folded(offset=11, record=joined("b:1", channel.view, nonce="m"), verdict=Verdict()))
+    known.learn(
+        Folded(offset=11, record=joined("b:1", channel.view, instance_id="m"), verdict=Verdict())
+    )
     assert ["b:1#9", "b:1"] == [known.of(9), known.of(11)]
 
 

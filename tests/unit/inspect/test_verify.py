@@ -129,7 +129,9 @@ def test_a_level_above_ours_ends_the_audit() -> None:
     and is not.
     """
     channel = channel_with()
-    channel.put(LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=2, raises_to=9))
+    channel.put(
+        LevelRecord(key="level", expected_offset=1, publisher="admin:ops", as_of=2, raises_to=9)
+    )
     channel.put_bytes(b"garbage")
     findings = audit_of(channel)
     assert [(Kind.FOREIGN, 3, 3, ())] == kinds(findings)
@@ -143,12 +145,14 @@ def test_who_builds_on_what_was_rejected_is_named_with_it() -> None:
     channel = channel_in("owned")
     before = channel.bundle()
     target = channel.incarnation("source")
-    channel.put(replace(propose.transfer(channel.admin(), before, destination=target), based_on=1))
+    channel.put(
+        replace(propose.transfer(channel.admin(), before, destination=target), expected_offset=1)
+    )
     rejected = channel.view.offset
     channel.put(
         replace(
             propose.prepared(channel.author("source"), before),
-            based_on=rejected,
+            expected_offset=rejected,
             owner=target,
             source=before.owner,
         )
@@ -159,7 +163,7 @@ def test_who_builds_on_what_was_rejected_is_named_with_it() -> None:
 def test_who_refers_to_what_is_still_to_come_is_named_alone() -> None:
     """A record cannot be based on what stands behind it, so there is no other suspect."""
     channel = channel_in("owned")
-    channel.put(replace(propose.unload(channel.admin(), channel.bundle()), based_on=99))
+    channel.put(replace(propose.unload(channel.admin(), channel.bundle()), expected_offset=99))
     offset = channel.view.offset
     assert [(Kind.BASELESS, offset, offset, ())] == kinds(audit_of(channel))
 
@@ -256,7 +260,7 @@ def test_offsets_are_logical() -> None:
     channel = channel_with("a:1")
     view = channel.view
     stale = replace(
-        propose.set_policy(channel.admin(), view, name="limit", document={}), based_on=500
+        propose.set_policy(channel.admin(), view, name="limit", document={}), expected_offset=500
     )
     view.go_on_above(1_000, level=view.level, level_last=view.level_last)
     audit = Audit(Reader(log="memory:test", view=view))

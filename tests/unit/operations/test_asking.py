@@ -86,7 +86,7 @@ def cluster(
                 brokers.append(broker)
                 url = broker.url
             record = replace(
-                joined(f"b{number}", channel.view, nonce=f"nonce {number}"),
+                joined(f"b{number}", channel.view, instance_id=f"instance_id {number}"),
                 addresses={"http": url, **others},
             )
             channel.accept(record)

@@ -225,7 +225,8 @@ def test_an_unload_of_all_skips_bundles_that_others_move() -> None:
 def test_an_outage_is_reported_once() -> None:
     access, log = access_to(begun())
     log.append(
-        [encode(Genesis(key="genesis", based_on=0, publisher="b", cluster="late"))], timeout_ms=0
+        [encode(Genesis(key="genesis", expected_offset=0, publisher="b", cluster="late"))],
+        timeout_ms=0,
     )
 
     def fail() -> None:
@@ -309,13 +310,13 @@ def test_a_condition_sees_every_state() -> None:
 
 
 def dead_broker(folder: Path) -> Channel:
-    """A channel on which broker a is alive with the nonce `a-1`. Its directory in `folder` is not
-    locked.
+    """A channel on which broker a is alive with the instance id `a-1`. Its directory in `folder` is
+    not locked.
     """
     channel = begun()
-    channel.accept(joined("a", channel.view, nonce="a-1"))
+    channel.accept(joined("a", channel.view, instance_id="a-1"))
     with DataDirectory(folder) as directory:
-        directory.write_nonce("a-1")
+        directory.write_instance_id("a-1")
     return channel
 
 
@@ -347,7 +348,7 @@ def test_a_broker_that_somebody_else_declared_dead_is_skipped(tmp_path: Path) ->
 
 def test_a_new_incarnation_is_not_declared_dead(tmp_path: Path) -> None:
     channel = dead_broker(tmp_path)
-    channel.accept(joined("a", channel.view, nonce="a-2", replaces="a-1"))
+    channel.accept(joined("a", channel.view, instance_id="a-2", replaces="a-1"))
     access, log = access_to(channel)
     assert () == declare_dead(access, tmp_path)
     assert (True, 3) == (access.view.brokers["a"].live, log.end())

@@ -82,7 +82,9 @@ class Story:
     def die(self, broker: str) -> tuple[BundleEntry, ...] | None:
         """An admin proves that a broker is dead; what the move has made by it."""
         entry = self.channel.broker(broker)
-        return self.tell(propose.down(self.channel.admin(), entry, nonce=entry.joined.nonce))
+        return self.tell(
+            propose.down(self.channel.admin(), entry, instance_id=entry.joined.instance_id)
+        )
 
 
 def transferred() -> Story:

@@ -192,7 +192,9 @@ def test_a_dead_source_is_named(caplog: pytest.LogCaptureFixture) -> None:
     logged = LoggedChannel("target")
     with caplog.at_level(logging.INFO):
         owner = logged.channel.broker("owner")
-        logged.put(propose.down(logged.channel.admin(), owner, nonce=owner.joined.nonce))
+        logged.put(
+            propose.down(logged.channel.admin(), owner, instance_id=owner.joined.instance_id)
+        )
         target = logged.channel.incarnation("target")
         logged.put(propose.assign(logged.channel.author("target"), logged.bundle, owner=target))
         logged.put(propose.opened(logged.channel.author("target"), logged.bundle))

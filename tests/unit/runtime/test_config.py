@@ -50,7 +50,7 @@ def test_durations_reach_the_timing() -> None:
     durations = {
         "lease_ms": 15_000,
         "renew_ms": 3_000,
-        "margin_ms": 1_000,
+        "grace_ms": 1_000,
         "round_trip_ms": 300,
         "reconnect_ms": 900,
         "stall_ms": 500,

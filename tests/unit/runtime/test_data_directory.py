@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import data_directory
-from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark, nonces_of_dead
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark, instance_ids_of_dead
 from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError
 
 LOG = "identity"
@@ -20,35 +20,35 @@ MARK = LogMark(log=LOG, offset=7, physical=5)
 
 def lines(path: Path) -> list[bytes]:
     """Return the lines of the file of instance ids."""
-    return (path / "nonces").read_bytes().split()
+    return (path / "instance_ids").read_bytes().split()
 
 
 def test_a_new_directory_is_empty_and_private(tmp_path: Path) -> None:
     """Its parents are created, too."""
     path = tmp_path / "deep" / "broker-0"
     with DataDirectory(path) as directory:
-        assert frozenset() == directory.nonces
+        assert frozenset() == directory.instance_ids
         assert directory.load_snapshot(log_identity=LOG) is None
     assert 0o700 == path.stat().st_mode & 0o777
 
 
 def test_instance_ids_are_found_again(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
-        directory.write_nonce("one")
-        directory.write_nonce("two")
-        assert {"one", "two"} == directory.nonces
+        directory.write_instance_id("one")
+        directory.write_instance_id("two")
+        assert {"one", "two"} == directory.instance_ids
     with DataDirectory(tmp_path) as directory:
-        assert {"one", "two"} == directory.nonces
+        assert {"one", "two"} == directory.instance_ids
 
 
 def test_all_instance_ids_but_one_are_forgotten(tmp_path: Path) -> None:
     """Later ones follow it."""
     with DataDirectory(tmp_path) as directory:
-        for nonce in ("one", "two", "three"):
-            directory.write_nonce(nonce)
-        directory.forget_nonces("two")
-        assert {"two"} == directory.nonces
-        directory.write_nonce("four")
+        for instance_id in ("one", "two", "three"):
+            directory.write_instance_id(instance_id)
+        directory.forget_instance_ids("two")
+        assert {"two"} == directory.instance_ids
+        directory.write_instance_id("four")
     assert [b"two", b"four"] == lines(tmp_path)
 
 
@@ -56,39 +56,49 @@ def test_all_instance_ids_but_one_are_forgotten(tmp_path: Path) -> None:
 def test_a_torn_line_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
     """A power cut may leave one. The next id is not joined to it."""
     with DataDirectory(tmp_path) as directory:
-        directory.write_nonce("one")
-    with (tmp_path / "nonces").open("ab") as file:
+        directory.write_instance_id("one")
+    with (tmp_path / "instance_ids").open("ab") as file:
         file.write(torn)
     with DataDirectory(tmp_path) as directory:
-        assert {"one"} == directory.nonces
-        directory.write_nonce("two")
+        assert {"one"} == directory.instance_ids
+        directory.write_instance_id("two")
     with DataDirectory(tmp_path) as directory:
-        assert {"one", "two"} <= directory.nonces
+        assert {"one", "two"} <= directory.instance_ids
 
 
 def test_any_bytes_may_be_in_the_file_of_instance_ids(tmp_path: Path) -> None:
     """Only words that may be ids are read."""
-    (tmp_path / "nonces").write_bytes(bytes(range(256)) * 4 + b"\nword\nwith blank\n")
+    (tmp_path / "instance_ids").write_bytes(bytes(range(256)) * 4 + b"\nword\nwith blank\n")
     with DataDirectory(tmp_path) as directory:
-        assert "word" in directory.nonces
-        assert all(nonce.isprintable() and " " not in nonce for nonce in directory.nonces)
+        assert "word" in directory.instance_ids
+        assert all(
+            instance_id.isprintable() and " " not in instance_id
+            for instance_id in directory.instance_ids
+        )
 
 
 @pytest.mark.parametrize("text", ["", "two words", "line\nbreak", "ü"])
 def test_an_invalid_instance_id_is_a_bug(tmp_path: Path, text: str) -> None:
     """It would not be found again."""
     with DataDirectory(tmp_path) as directory, pytest.raises(Bug):
-        directory.write_nonce(text)
+        directory.write_instance_id(text)
 
 
 def test_instance_ids_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound the oldest half is dropped."""
-    monkeypatch.setattr(data_directory, "NONCES_MAX", 4)
+    monkeypatch.setattr(data_directory, "INSTANCE_IDS_MAX", 4)
     with DataDirectory(tmp_path) as directory:
         for number in range(6):
-            directory.write_nonce(f"nonce-{number}")
-        assert {"nonce-2", "nonce-3", "nonce-4", "nonce-5"} == directory.nonces
-    assert [b"nonce-2", b"nonce-3", b"nonce-4", b"nonce-5"] == lines(tmp_path)
+            directory.write_instance_id(f"instance_id-{number}")
+        assert {
+            "instance_id-2",
+            "instance_id-3",
+            "instance_id-4",
+            "instance_id-5",
+        } == directory.instance_ids
+    assert [b"instance_id-2", b"instance_id-3", b"instance_id-4", b"instance_id-5"] == lines(
+        tmp_path
+    )
 
 
 def test_a_snapshot_belongs_to_its_log(tmp_path: Path) -> None:
@@ -172,12 +182,12 @@ def test_any_bytes_may_be_in_the_file_of_marks(tmp_path: Path, data: bytes) -> N
 def test_the_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
     """A declaration of death, too."""
     with DataDirectory(tmp_path) as directory:
-        directory.write_nonce("one")
+        directory.write_instance_id("one")
         with pytest.raises(OperatorError, match=f"held by process {os.getpid()}:"):
             DataDirectory(tmp_path)
         with pytest.raises(OperatorError, match=f"held by process {os.getpid()}:"):
-            nonces_of_dead(tmp_path)
-    assert {"one"} == nonces_of_dead(tmp_path)
+            instance_ids_of_dead(tmp_path)
+    assert {"one"} == instance_ids_of_dead(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "who knows", "-1", "0", "4194305", "9" * 20])
@@ -192,13 +202,13 @@ def test_a_lock_without_the_id_of_a_living_process(tmp_path: Path, text: str) ->
 def test_a_forked_child_does_not_get_the_lock(tmp_path: Path) -> None:
     """Nor may it write to the directory. The parent keeps its lock."""
     with DataDirectory(tmp_path) as directory:
-        child, told = forked_child(lambda: directory.write_nonce("of-the-child"))
+        child, told = forked_child(lambda: directory.write_instance_id("of-the-child"))
         try:
             with pytest.raises(OperatorError, match="held by process"):
-                nonces_of_dead(tmp_path)
-            directory.write_nonce("of-the-parent")
+                instance_ids_of_dead(tmp_path)
+            directory.write_instance_id("of-the-parent")
             directory.close()
-            assert {"of-the-parent"} == nonces_of_dead(tmp_path)
+            assert {"of-the-parent"} == instance_ids_of_dead(tmp_path)
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -232,7 +242,7 @@ def test_a_closed_directory_can_be_closed_and_opened_again(tmp_path: Path) -> No
     directory.close()
     directory.close()
     with pytest.raises(Bug):
-        directory.write_nonce("late")
+        directory.write_instance_id("late")
     with DataDirectory(tmp_path):
         pass
 
@@ -245,10 +255,10 @@ def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: 
         if by == "replacing":
             (tmp_path / "lock").touch()
         with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
-            directory.write_nonce("one")
+            directory.write_instance_id("one")
         with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
             directory.save_snapshot(b"", MARK)
-    assert not (tmp_path / "nonces").exists()
+    assert not (tmp_path / "instance_ids").exists()
 
 
 def test_an_impossible_path_is_named_in_the_error(tmp_path: Path) -> None:
@@ -263,7 +273,7 @@ def test_a_declaration_of_death_needs_a_used_directory(tmp_path: Path) -> None:
     """It creates nothing."""
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DataDirectoryUnusable):
-            nonces_of_dead(path)
+            instance_ids_of_dead(path)
     assert [] == list(tmp_path.iterdir())
 
 
@@ -277,12 +287,12 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OperatorError, match="nfs4"):
         DataDirectory(tmp_path)
     with pytest.raises(OperatorError, match="nfs4"):
-        nonces_of_dead(tmp_path)
+        instance_ids_of_dead(tmp_path)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DataDirectory(tmp_path) as directory:
-        directory.write_nonce("one")
+        directory.write_instance_id("one")
 
         def refuse(file: int) -> None:
             raise OSError(28, "No space left on device")
@@ -290,10 +300,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", refuse)
             with pytest.raises(DataDirectoryUnusable, match="No space left"):
-                directory.write_nonce("two")
+                directory.write_instance_id("two")
             with pytest.raises(DataDirectoryUnusable, match="No space left"):
-                directory.forget_nonces("two")
-        assert {"one"} == directory.nonces
-        directory.write_nonce("three")
+                directory.forget_instance_ids("two")
+        assert {"one"} == directory.instance_ids
+        directory.write_instance_id("three")
     with DataDirectory(tmp_path) as directory:
-        assert {"one", "three"} <= directory.nonces
+        assert {"one", "three"} <= directory.instance_ids

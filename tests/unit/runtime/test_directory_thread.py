@@ -57,10 +57,10 @@ class Bench:
 async def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
     """Writes are answered in their order, after they are made."""
     bench = Bench(tmp_path)
-    bench.write("nonce")
+    bench.write("instance_id")
     bench.write("forget")
     bench.thread.write(
-        lambda directory: directory.write_nonce("n1"),
+        lambda directory: directory.write_instance_id("n1"),
         lambda error: bench.answered.append(("n1", error)),
     )
     for _ in range(10):
@@ -68,9 +68,9 @@ async def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
     assert ([], []) == (bench.order, bench.answered)
     bench.disk.set()
     await bench.until_answered(3)
-    assert ["nonce", "forget"] == bench.order
-    assert [("nonce", None), ("forget", None), ("n1", None)] == bench.answered
-    assert b"n1" in (tmp_path / "nonces").read_bytes()
+    assert ["instance_id", "forget"] == bench.order
+    assert [("instance_id", None), ("forget", None), ("n1", None)] == bench.answered
+    assert b"n1" in (tmp_path / "instance_ids").read_bytes()
     await bench.stop()
 
 
@@ -80,12 +80,12 @@ async def test_errors_are_passed_on_and_end_nothing(tmp_path: Path) -> None:
     bench.disk.set()
     (tmp_path / "lock").unlink()
     bench.thread.write(
-        lambda directory: directory.forget_nonces("n1"),
+        lambda directory: directory.forget_instance_ids("n1"),
         lambda error: bench.answered.append(("lost", error)),
     )
     # A bug.
     bench.thread.write(
-        lambda directory: directory.write_nonce(7),  # type: ignore[arg-type]
+        lambda directory: directory.write_instance_id(7),  # type: ignore[arg-type]
         lambda error: bench.answered.append(("wrong", error)),
     )
     bench.write("good")

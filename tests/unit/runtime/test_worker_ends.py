@@ -126,24 +126,24 @@ async def test_a_joined_waits_for_its_instance_id_on_disk(
 ) -> None:
     """The loop goes on meanwhile."""
     disk = threading.Event()
-    write_nonce = DataDirectory.write_nonce
+    write_instance_id = DataDirectory.write_instance_id
     written: list[str] = []
 
-    def slow(directory: DataDirectory, nonce: str) -> None:
+    def slow(directory: DataDirectory, instance_id: str) -> None:
         assert disk.wait(PATIENCE_MS / 1_000)
-        write_nonce(directory, nonce)
-        written.append(nonce)
+        write_instance_id(directory, instance_id)
+        written.append(instance_id)
 
-    monkeypatch.setattr(DataDirectory, "write_nonce", slow)
+    monkeypatch.setattr(DataDirectory, "write_instance_id", slow)
 
     async with benches.started() as bench:
         await bench.until(lambda: bench.worker.view.genesis is not None)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert [] == [batch for batch in bench.log.batches if b'"nonce"' in b"".join(batch)]
+        assert [] == [batch for batch in bench.log.batches if b'"instance_id"' in b"".join(batch)]
         disk.set()
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
-        assert bench.worker.view.brokers["a"].joined.nonce in written
+        assert bench.worker.view.brokers["a"].joined.instance_id in written
 
 
 async def test_a_token_waits_until_the_data_directory_notes_it(
@@ -189,14 +189,14 @@ async def test_a_full_disk_keeps_a_broker_from_joining(
     """It raises an alarm, and tries again."""
     full = threading.Event()
     full.set()
-    write_nonce = DataDirectory.write_nonce
+    write_instance_id = DataDirectory.write_instance_id
 
-    def refuse(directory: DataDirectory, nonce: str) -> None:
+    def refuse(directory: DataDirectory, instance_id: str) -> None:
         if full.is_set():
             raise OSError(28, "No space left on device")
-        write_nonce(directory, nonce)
+        write_instance_id(directory, instance_id)
 
-    monkeypatch.setattr(DataDirectory, "write_nonce", refuse)
+    monkeypatch.setattr(DataDirectory, "write_instance_id", refuse)
 
     async with benches.started() as bench:
         async with asyncio.timeout(PATIENCE_MS / 1_000):
@@ -223,7 +223,9 @@ async def test_alarms_and_failed_appends_name_their_record(
             )
         bench.log.append_error = None
         former = bench.worker.view.brokers["a"]
-        bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
+        bench.put(
+            lambda author: propose.down(author, former, instance_id=former.joined.instance_id)
+        )
         await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
 
     (failed,) = (
@@ -243,7 +245,9 @@ async def test_each_join_and_the_stop_are_logged(
     async with benches.started() as bench:
         await bench.serve()
         former = bench.worker.view.brokers["a"]
-        bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
+        bench.put(
+            lambda author: propose.down(author, former, instance_id=former.joined.instance_id)
+        )
         await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
         again = bench.worker.agent.incarnation
     lines = [

@@ -87,10 +87,10 @@ async def test_a_transfer_follows_a_destination_that_joins_again(benches: Benche
     async with benches.started() as bench:
         await bench.serve()
         view = bench.worker.view
-        bench.writer.append([encode(joined("b", view, nonce="first"))], timeout_ms=0)
+        bench.writer.append([encode(joined("b", view, instance_id="first"))], timeout_ms=0)
         await bench.until(lambda: "b" in view.brokers)
         former = view.brokers["b"].incarnation
-        again = joined("b", view, nonce="second", replaces="first")
+        again = joined("b", view, instance_id="second", replaces="first")
         bench.log.gate.clear()
         bench.log.at_gate.clear()
         (bundle,) = view.bundles

@@ -57,7 +57,7 @@ class History:
         return self.folded[-1]
 
     def join(self, broker: str) -> int:
-        return self.add(joined(broker, self.view, nonce=f"{broker}:1")).offset
+        return self.add(joined(broker, self.view, instance_id=f"{broker}:1")).offset
 
     def create(self) -> BundleEntry:
         author = Author(publisher="admin:test", as_of=self.view.offset)
@@ -128,7 +128,7 @@ def broker(name: str, incarnation: int) -> Broker:
 
 def folded(*changes: BundleChanged, offset: int = 50) -> Folded:
     record = BundleTransition(
-        key="a bundle", based_on=0, publisher="b", incarnation=1, sequence=1, state="free"
+        key="a bundle", expected_offset=0, publisher="b", incarnation=1, sequence=1, state="free"
     )
     return Folded(offset=offset, record=record, verdict=Verdict(changes=changes))
 

@@ -22,34 +22,37 @@ from tests.channels.folding import Channel, channel_with
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, edit, open_at
 
 DAMAGES = {
-    "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker contains"),
+    "a marker that is gone": ("DELETE FROM snapshot_marker", "the table snapshot_marker contains"),
     "a marker of which there are two": (
-        "INSERT INTO twin_marker SELECT * FROM twin_marker",
-        "the table twin_marker contains",
+        "INSERT INTO snapshot_marker SELECT * FROM snapshot_marker",
+        "the table snapshot_marker contains",
     ),
-    "a marker of text": ("UPDATE twin_marker SET data = 'x'", "its row .marker. does not match"),
+    "a marker of text": (
+        "UPDATE snapshot_marker SET data = 'x'",
+        "its row .marker. does not match",
+    ),
     "a marker that is a number": (
-        "UPDATE twin_marker SET data = 7",
-        "the table twin_marker contains",
+        "UPDATE snapshot_marker SET data = 7",
+        "the table snapshot_marker contains",
     ),
     "a generation of text": (
-        "UPDATE twin_marker SET generation = 'x'",
-        "the table twin_marker contains",
+        "UPDATE snapshot_marker SET generation = 'x'",
+        "the table snapshot_marker contains",
     ),
     "a row that is a number": (
-        "UPDATE twin SET data = 7 WHERE key = CAST('level' AS BLOB)",
+        "UPDATE snapshot SET data = 7 WHERE key = CAST('level' AS BLOB)",
         "'level'",
     ),
     "a row that is text": (
-        "UPDATE twin SET data = 'x' WHERE key = CAST('level' AS BLOB)",
+        "UPDATE snapshot SET data = 'x' WHERE key = CAST('level' AS BLOB)",
         "'level'",
     ),
     "a key that is a number": (
-        "UPDATE twin SET key = 7 WHERE key = CAST('level' AS BLOB)",
+        "UPDATE snapshot SET key = 7 WHERE key = CAST('level' AS BLOB)",
         "has the key 7",
     ),
     "a key that is no text": (
-        "UPDATE twin SET key = x'ff' WHERE key = CAST('level' AS BLOB)",
+        "UPDATE snapshot SET key = x'ff' WHERE key = CAST('level' AS BLOB)",
         "row",
     ),
 }
@@ -125,12 +128,12 @@ def test_compaction_writes_a_damaged_row_anew(
 
 
 HISTORY_DAMAGES = (
-    "DELETE FROM floor_marker",
-    "UPDATE floor_marker SET data = 'x'",
-    "UPDATE floor_marker SET claim = -1",
-    "INSERT INTO floor VALUES (5, 1, x'00')",
-    "UPDATE floor SET data = 5",
-    "UPDATE floor SET key = 'level' WHERE key = CAST('level' AS BLOB)",
+    "DELETE FROM history_marker",
+    "UPDATE history_marker SET data = 'x'",
+    "UPDATE history_marker SET claim = -1",
+    "INSERT INTO history VALUES (5, 1, x'00')",
+    "UPDATE history SET data = 5",
+    "UPDATE history SET key = 'level' WHERE key = CAST('level' AS BLOB)",
 )
 
 
@@ -166,6 +169,6 @@ def test_a_log_with_a_damaged_beginning_is_told_from_its_snapshot(
 def test_a_damaged_snapshot_without_a_genesis_is_refused(path: Path) -> None:
     """It may be that of a copy, of which no more is left: nobody begins anew beside it."""
     with closing(open_at(path)) as log:
-        edit(path, "DELETE FROM twin_marker")
+        edit(path, "DELETE FROM snapshot_marker")
         with pytest.raises(ChannelIncomplete, match="its snapshot cannot be used"):
             restored(log)

@@ -171,7 +171,9 @@ def test_a_time_that_is_none_is_damage(path: Path, statement: str) -> None:
 def rows_in(path: Path) -> list[tuple[bytes, int, bytes | None]]:
     """All rows of the table of the snapshot, also those that do not count."""
     with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT key, generation, data FROM twin ORDER BY key").fetchall()
+        return connection.execute(
+            "SELECT key, generation, data FROM snapshot ORDER BY key"
+        ).fetchall()
 
 
 def test_what_does_not_count_is_removed(path: Path) -> None:
@@ -200,10 +202,10 @@ def test_what_a_dead_writer_left_is_removed_by_the_next_claim(path: Path) -> Non
         [SnapshotRow("a", b"1"), SnapshotRow("b", b"1")], b"marker", timeout_ms=TIMEOUT_MS
     )
     litter = (
-        "INSERT INTO twin VALUES (x'61', 2, x'32'), (x'62', 0, x'30'), (x'63', 0, NULL), (x'64', 2,"
-        " x'32')"
+        "INSERT INTO snapshot VALUES (x'61', 2, x'32'), (x'62', 0, x'30'), (x'63', 0, NULL),"
+        " (x'64', 2, x'32')"
     )
-    edit(path, litter, "UPDATE twin_marker SET is_tidy = 0")
+    edit(path, litter, "UPDATE snapshot_marker SET is_tidy = 0")
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     assert [(b"a", 1, b"1"), (b"b", 1, b"1")] == rows_in(path)
     log.close()

@@ -40,7 +40,7 @@ def mode_of(path: Path) -> int:
 def data_directory(path: Path) -> None:
     """A data directory, with all that a broker keeps there."""
     with DataDirectory(path / "data") as directory:
-        directory.write_nonce("nonce")
+        directory.write_instance_id("instance_id")
         directory.save_snapshot(b"snapshot", LogMark(log="log", offset=1, physical=1))
 
 

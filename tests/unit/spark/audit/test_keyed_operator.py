@@ -34,7 +34,13 @@ def test_a_batch_reads_once_and_writes_changes_once() -> None:
 
 
 def test_every_memory_is_restored() -> None:
-    member = {"kind": "broker", "key": "b1", "status": "joined", "based_on": 1, "publisher": "b1"}
+    member = {
+        "kind": "broker",
+        "key": "b1",
+        "status": "joined",
+        "expected_offset": 1,
+        "publisher": "b1",
+    }
     state = {"phase": "owned", "owner": 3, "source": None, "last": 7, "token": 7}
     evidence = {
         "broker": "b1",

@@ -9,7 +9,7 @@ from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact, subject
 from equipoise.spark_jobs.rules.rule import Finding
 
-LEASE_MS, MARGIN_MS = 3_000, 500
+LEASE_MS, GRACE_MS = 3_000, 500
 
 
 class Story:
@@ -87,7 +87,7 @@ class BrokerStory(Story):
         record = {
             "kind": "bundle",
             "key": "t/n/0x00000000_0xffffffff",
-            "based_on": 0,
+            "expected_offset": 0,
             "publisher": "b1",
             "incarnation": self.incarnation,
             "sequence": self.sequence,
@@ -109,14 +109,14 @@ class BrokerStory(Story):
             "kind": "broker",
             "key": "b1",
             "status": status,
-            "based_on": self.last,
+            "expected_offset": self.last,
             "publisher": "b1",
         }
         if status == "joined":
             record |= {
-                "nonce": f"nonce-{self.offset + 1}",
+                "instance_id": f"instance_id-{self.offset + 1}",
                 "lease_ms": LEASE_MS,
-                "margin_ms": MARGIN_MS,
+                "grace_ms": GRACE_MS,
                 "renew_ms": 1_000,
             }
         elif "publisher" not in fields:
@@ -142,9 +142,9 @@ class BrokerStory(Story):
         if status == "joined":
             self.incarnation = offset
             self.standing = {
-                "nonce": f"nonce-{offset}",
+                "instance_id": f"instance_id-{offset}",
                 "lease_ms": LEASE_MS,
-                "margin_ms": MARGIN_MS,
+                "grace_ms": GRACE_MS,
                 "incarnation": offset,
             }
         if self.standing is not None:

@@ -57,7 +57,7 @@ def transition(
     by: int | str,
     owner: int | None = None,
     source: int | None = None,
-    based_on: int = LAST,
+    expected_offset: int = LAST,
 ) -> dict[str, Any]:
     """A record of kind `bundle`, by an incarnation or by an admin."""
     whom = {name: who for name, who in (("owner", owner), ("source", source)) if who is not None}
@@ -69,7 +69,7 @@ def transition(
     return {
         "kind": "bundle",
         "key": BUNDLE,
-        "based_on": based_on,
+        "expected_offset": expected_offset,
         "state": STATES[phase]["state"],
         **whom,
         **signed,

@@ -27,7 +27,7 @@ class Cluster:
             {
                 "kind": "genesis",
                 "key": "genesis",
-                "based_on": 0,
+                "expected_offset": 0,
                 "publisher": "admin:a",
                 "cluster": "c",
             }
@@ -35,7 +35,11 @@ class Cluster:
         self.incarnations = {name: self.join(name) for name in ("a", "b")}
         boundaries = [0, 0x80000000, 0xFFFFFFFF]
         self.admin(
-            kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries
+            kind="namespace",
+            key=NAMESPACE,
+            status="created",
+            expected_offset=1,
+            boundaries=boundaries,
         )
 
     def tell(
@@ -58,9 +62,9 @@ class Cluster:
         return self.tell(raw, verdict=verdict).get("expected")
 
     # The fields of a record.
-    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401
+    def join(self, name: str, *, expected_offset: int = 1, **fields: Any) -> int:  # noqa: ANN401
         """Let a broker join, and return its incarnation."""
-        self.tell(joined(name, based_on=based_on, **fields))
+        self.tell(joined(name, expected_offset=expected_offset, **fields))
         return self.offset
 
     # The fields of a record.
@@ -71,7 +75,7 @@ class Cluster:
             "publisher": name,
             "incarnation": self.incarnations[name],
             "sequence": self.sequences[name],
-            "based_on": 1,
+            "expected_offset": 1,
             **fields,
         }
 
@@ -79,7 +83,8 @@ class Cluster:
     def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401
         """Follow a record of an admin who has read everything."""
         return self.tell(
-            {"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict
+            {"publisher": "admin:a", "as_of": self.offset, "expected_offset": 1, **fields},
+            verdict=verdict,
         )
 
     # The fields of a record.
@@ -98,15 +103,20 @@ class Cluster:
 
 
 # The fields of a record.
-def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+def joined(name: str, *, expected_offset: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the record by which a broker joins."""
-    promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
+    promises = {
+        "instance_id": f"instance_id of {name}",
+        "lease_ms": 3_000,
+        "grace_ms": 500,
+        "renew_ms": 1_000,
+    }
     return {
         "kind": "broker",
         "status": "joined",
         "key": name,
         "publisher": name,
-        "based_on": based_on,
+        "expected_offset": expected_offset,
         **promises,
         **fields,
     }

@@ -26,7 +26,7 @@ def test_records_signed_by_an_unknown_incarnation_are_held_back() -> None:
         "kind": "broker",
         "key": "b1",
         "status": "left",
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": "b9",
         "incarnation": 77,
         "sequence": 1,
@@ -106,15 +106,15 @@ def test_an_expected_offset_where_nothing_was_accepted() -> None:
     story.own()
     for _ in range(3):
         story.member("renewed")
-    story.member("renewed", based_on=3, verdict="stale")
+    story.member("renewed", expected_offset=3, verdict="stale")
     assert [] == story.findings
-    offset = story.member("renewed", based_on=2, verdict="stale")
+    offset = story.member("renewed", expected_offset=2, verdict="stale")
     assert [("baseless", (2, offset))] == story.found
 
 
 def test_an_expected_offset_above_the_records_own() -> None:
     story = BrokerStory().joined()
-    offset = story.member("renewed", based_on=99, verdict="stale")
+    offset = story.member("renewed", expected_offset=99, verdict="stale")
     assert [("baseless", (offset,))] == story.found
 
 
@@ -171,7 +171,7 @@ def test_the_folds_state_is_adopted_at_the_first_fact() -> None:
         "kind": "broker",
         "key": "b1",
         "status": "renewed",
-        "based_on": 9,
+        "expected_offset": 9,
         "publisher": "b1",
         "incarnation": 3,
         "sequence": 5,
@@ -189,7 +189,7 @@ def test_a_gap_invalidates_what_was_known() -> None:
     record = {
         "kind": "bundle",
         "key": "k",
-        "based_on": 0,
+        "expected_offset": 0,
         "publisher": "b1",
         "incarnation": 1,
         "sequence": 1,

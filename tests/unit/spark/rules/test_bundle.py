@@ -38,7 +38,7 @@ NEW_TOKEN: Final = 100
 CUT: Final = {
     "kind": "split",
     "key": BUNDLE,
-    "based_on": LAST,
+    "expected_offset": LAST,
     "publisher": "b11",
     "incarnation": OWNER,
     "sequence": 5,
@@ -48,8 +48,8 @@ JOIN: Final = {
     "kind": "merge",
     "key": LEFT,
     "right": RIGHT,
-    "based_on": LAST,
-    "based_on_right": LAST,
+    "expected_offset": LAST,
+    "expected_offset_right": LAST,
     "publisher": ADMIN,
     "as_of": 9,
 }
@@ -127,7 +127,7 @@ def test_each_legal_step(step: Legal) -> None:
         .begin(step.before)
         .accepted(record, standing_in(step.before), step.after, target="up")
     )
-    story.rejected(transition("owned", by=OTHER, owner=OTHER, based_on=LAST), "stale")
+    story.rejected(transition("owned", by=OTHER, owner=OTHER, expected_offset=LAST), "stale")
     assert [] == story.findings
     assert ["verdict_differs"] == BundleStory().begin(step.before).rejected(
         record, "illegal_transition", target="up"
@@ -197,7 +197,7 @@ STOLEN: Final = entry("owned", owner=OTHER)
         ("free", GIVEN, ASSIGNED, {"target": "dead"}, "unfit_target"),
         ("free", GIVEN, ASSIGNED, {"target": "draining"}, "unfit_target"),
         ("free", GIVEN, ASSIGNED, {"deleting": True}, "unfit_target"),
-        ("owned", {**UNLOADED, "based_on": LAST - 1}, UNLOADING, {}, "stale_accepted"),
+        ("owned", {**UNLOADED, "expected_offset": LAST - 1}, UNLOADING, {}, "stale_accepted"),
         ("owned", UNLOADED, UNLOADING, DEAD, "dead_publisher_accepted"),
         ("handing_over", HANDED_OVER, OWNED, {}, "token_not_renewed"),
         (
@@ -302,7 +302,7 @@ def test_the_folds_state_before_a_record_differs() -> None:
             {"target": "never"},
             ["writes_what_it_may_not"],
         ),
-        ("owned", {**UNLOADED, "based_on": LAST - 1}, "stale", {}, []),
+        ("owned", {**UNLOADED, "expected_offset": LAST - 1}, "stale", {}, []),
         ("owned", UNLOADED, "dead_publisher", DEAD, []),
         ("owned", UNLOADED, "dead_publisher", {**DEAD, "publisher": "never"}, ["baseless"]),
     ],
@@ -354,7 +354,7 @@ def test_a_death_that_leaves_the_bundle() -> None:
 def test_a_rejected_record_that_changes_the_bundle() -> None:
     story = BundleStory().begin("owned")
     story.tell(
-        {**UNLOADED, "based_on": LAST - 1},
+        {**UNLOADED, "expected_offset": LAST - 1},
         verdict="stale",
         before=standing_in("owned"),
         after=UNLOADING,
@@ -368,7 +368,7 @@ def test_the_folds_state_is_adopted_at_the_first_accepted_record() -> None:
     assert [] == story.findings
     last = NEW_TOKEN + 1
     story.accepted(
-        transition("free", by=OTHER, based_on=last),
+        transition("free", by=OTHER, expected_offset=last),
         entry("unloading", source=OWNER, last=last),
         entry("free"),
     )
@@ -377,7 +377,7 @@ def test_the_folds_state_is_adopted_at_the_first_accepted_record() -> None:
 
 def test_a_gap_invalidates_the_state() -> None:
     story = BundleStory().begin("owned")
-    record = transition("owned", by=OTHER, owner=OTHER, based_on=70)
+    record = transition("owned", by=OTHER, owner=OTHER, expected_offset=70)
     story.accepted(
         record,
         entry("assigning", owner=OTHER, last=70),
@@ -420,7 +420,7 @@ def test_an_honest_split_merge_creation_and_deletion() -> None:
         ("splitting", {"positions": [0x40000000]}, "hole", "bad_boundary"),
         ("splitting", {"positions": [0x70000000, 0x60000000]}, "hole", "bad_boundary"),
         ("splitting", {"positions": []}, "hole", "bad_boundary"),
-        ("splitting", {"based_on": LAST - 1}, "stale_accepted", "stale"),
+        ("splitting", {"expected_offset": LAST - 1}, "stale_accepted", "stale"),
     ],
 )
 def test_a_wrong_split(phase: str, fields: dict[str, Any], rule: str, verdict: str) -> None:
@@ -435,8 +435,8 @@ def test_a_wrong_split(phase: str, fields: dict[str, Any], rule: str, verdict: s
 @pytest.mark.parametrize(
     ("half", "fields", "phase_and_left_owner", "rule", "verdict"),
     [
-        (LEFT, {"based_on": LAST - 1}, ("owned", OWNER), "stale_accepted", "stale"),
-        (RIGHT, {"based_on_right": LAST - 1}, ("owned", OWNER), "stale_accepted", "stale"),
+        (LEFT, {"expected_offset": LAST - 1}, ("owned", OWNER), "stale_accepted", "stale"),
+        (RIGHT, {"expected_offset_right": LAST - 1}, ("owned", OWNER), "stale_accepted", "stale"),
         (RIGHT, {}, ("owned", OTHER), "illegal_step", "illegal_transition"),
         (LEFT, {}, ("splitting", OWNER), "illegal_step", "illegal_transition"),
         (LEFT, {"right": "t/n/0x70000000_0x80000000"}, ("owned", OWNER), "hole", "not_adjacent"),
@@ -541,7 +541,7 @@ def test_evidence_is_compared_with_the_audits_own_ownerships() -> None:
 
 
 def test_a_finding_names_bundle_publisher_and_command() -> None:
-    record = transition("unloading", by=OTHER, source=OWNER, based_on=LAST - 1)
+    record = transition("unloading", by=OTHER, source=OWNER, expected_offset=LAST - 1)
     (found,) = (
         BundleStory()
         .begin("owned")

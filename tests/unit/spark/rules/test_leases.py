@@ -9,11 +9,9 @@ import pytest
 
 from equipoise.spark_jobs.rules.broker import CLOCK_RATE_ERROR_PERCENT
 from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS
-from tests.unit.spark.rules.broker_facts import LEASE_MS, MARGIN_MS, BrokerStory
+from tests.unit.spark.rules.broker_facts import GRACE_MS, LEASE_MS, BrokerStory
 
-SHORTEST_MS = (LEASE_MS + MARGIN_MS) * (
-    100 - CLOCK_RATE_ERROR_PERCENT
-) // 100 - APPEND_TIME_ERROR_MS
+SHORTEST_MS = (LEASE_MS + GRACE_MS) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
 TELLING_MS = 10
 BY_ANOTHER: dict[str, Any] = {"publisher": "b2", "incarnation": 5, "sequence": 5}
 
@@ -35,8 +33,11 @@ ENDS = {
     "down, too early": End(
         status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS - 1, rules=["premature_down"]
     ),
-    "down, with the nonce": End(
-        status="down", fields={"publisher": "admin:a", "nonce": "nonce-1"}, after_ms=0, rules=[]
+    "down, with the instance_id": End(
+        status="down",
+        fields={"publisher": "admin:a", "instance_id": "instance_id-1"},
+        after_ms=0,
+        rules=[],
     ),
     "joined, after the silence": End(
         status="joined", fields={"after_silence": True}, after_ms=SHORTEST_MS, rules=[]
@@ -48,7 +49,10 @@ ENDS = {
         rules=["premature_join"],
     ),
     "joined, in place of itself": End(
-        status="joined", fields={"replaces": "nonce-1", "after_silence": True}, after_ms=0, rules=[]
+        status="joined",
+        fields={"replaces": "instance_id-1", "after_silence": True},
+        after_ms=0,
+        rules=[],
     ),
     "left": End(status="left", fields={}, after_ms=0, rules=[]),
 }
@@ -99,7 +103,7 @@ def test_an_accuser_counts_silence_from_its_own_return() -> None:
 
 def test_a_rejected_false_proof_is_reported() -> None:
     story = BrokerStory().joined()
-    offset = story.member("down", verdict="still_alive", publisher="admin:a", nonce="guessed")
+    offset = story.member("down", verdict="still_alive", publisher="admin:a", instance_id="guessed")
     assert [("false_proof", (offset,))] == story.found
 
 
@@ -109,7 +113,7 @@ def test_silent_brokers_are_reported_under_their_own_names() -> None:
         "kind": "broker",
         "key": "b1",
         "status": "renewed",
-        "based_on": 1,
+        "expected_offset": 1,
         "publisher": "b1",
         "incarnation": 1,
         "sequence": 1,

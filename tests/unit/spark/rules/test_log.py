@@ -15,7 +15,7 @@ GENESIS: dict[str, Any] = {
     "key": "genesis",
     "publisher": "b1",
     "cluster": "c",
-    "based_on": 0,
+    "expected_offset": 0,
 }
 
 EVENTS: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -57,7 +57,13 @@ def test_who_publishes() -> None:
 
 def test_an_admins_record_is_late_or_from_the_future() -> None:
     cluster = Cluster()
-    record = {"kind": "policy", "key": "p", "status": "set", "publisher": "admin:a", "based_on": 1}
+    record = {
+        "kind": "policy",
+        "key": "p",
+        "status": "set",
+        "publisher": "admin:a",
+        "expected_offset": 1,
+    }
     cluster.offset = ADMIN_WINDOW_OFFSETS + 10
     assert "late" == cluster.expected({**record, "as_of": 10})
     assert "malformed" == cluster.expected({**record, "as_of": cluster.offset + 1})
@@ -74,11 +80,17 @@ def test_raising_the_format_version() -> None:
     assert "illegal_transition" == cluster.admin(
         **{**record, "raises_to": 1}, verdict="illegal_transition"
     ).get("expected")
-    assert "stale" == cluster.admin(**{**record, "based_on": 2}, verdict="stale").get("expected")
+    assert "stale" == cluster.admin(**{**record, "expected_offset": 2}, verdict="stale").get(
+        "expected"
+    )
     for name in ("a", "b"):
         cluster.tell(
             cluster.broker(
-                name, kind="broker", status="left", key=name, based_on=cluster.incarnations[name]
+                name,
+                kind="broker",
+                status="left",
+                key=name,
+                expected_offset=cluster.incarnations[name],
             )
         )
     assert "accepted" == cluster.admin(**record).get("expected")
@@ -89,18 +101,23 @@ def test_raising_the_format_version() -> None:
 def test_a_dead_broker_may_be_removed() -> None:
     """A late duplicate of its `joined` record does not bring it back."""
     cluster = Cluster()
-    down = {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]}
+    down = {
+        "kind": "broker",
+        "status": "down",
+        "key": "b",
+        "expected_offset": cluster.incarnations["b"],
+    }
     cluster.tell(cluster.broker("a", **down))
     died_at = cluster.offset
     assert "illegal_transition" == cluster.expected(
-        cluster.broker("a", **{**down, "based_on": died_at}), verdict="illegal_transition"
+        cluster.broker("a", **{**down, "expected_offset": died_at}), verdict="illegal_transition"
     )
     assert "accepted" == cluster.tell(
-        cluster.broker("a", kind="broker", status="removed", key="b", based_on=died_at)
+        cluster.broker("a", kind="broker", status="removed", key="b", expected_offset=died_at)
     ).get("expected")
-    assert "stale" == cluster.expected(joined("b", based_on=1), verdict="stale")
+    assert "stale" == cluster.expected(joined("b", expected_offset=1), verdict="stale")
     assert "accepted" == cluster.expected(
-        joined("b", based_on=cluster.offset - 1), verdict="accepted"
+        joined("b", expected_offset=cluster.offset - 1), verdict="accepted"
     )
 
 
@@ -118,12 +135,14 @@ def test_namespaces() -> None:
         "expected"
     )
     made_at = cluster.offset - 1
-    assert "illegal_transition" == cluster.admin(**record, status="deleted", based_on=made_at).get(
-        "expected"
-    )
-    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=made_at)
+    assert "illegal_transition" == cluster.admin(
+        **record, status="deleted", expected_offset=made_at
+    ).get("expected")
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", expected_offset=made_at)
     assert cluster.bundle("assigning", owner=cluster.incarnations["a"])["deleting"]
-    assert "expected" not in cluster.admin(**record, status="deleted", based_on=cluster.offset - 1)
+    assert "expected" not in cluster.admin(
+        **record, status="deleted", expected_offset=cluster.offset - 1
+    )
 
 
 def test_the_genesis_of_a_copied_channel() -> None:
@@ -135,7 +154,7 @@ def test_the_genesis_of_a_copied_channel() -> None:
     genesis = {
         "kind": "genesis",
         "key": "genesis",
-        "based_on": 0,
+        "expected_offset": 0,
         "publisher": "admin:a",
         "cluster": "test",
         "base": 500,
@@ -151,12 +170,18 @@ def test_status_of_a_target() -> None:
     assert "up" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
     cluster.tell(
         cluster.broker(
-            "b", kind="broker", status="draining", key="b", based_on=cluster.incarnations["b"]
+            "b",
+            kind="broker",
+            status="draining",
+            key="b",
+            expected_offset=cluster.incarnations["b"],
         )
     )
     assert "draining" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
     cluster.tell(
-        cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.offset - 1)
+        cluster.broker(
+            "a", kind="broker", status="down", key="b", expected_offset=cluster.offset - 1
+        )
     )
     assert "dead" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
     assert "never" == cluster.bundle("assigning", owner=cluster.offset)["target"]
@@ -164,7 +189,7 @@ def test_status_of_a_target() -> None:
 
 def test_bundles_that_do_not_exist() -> None:
     cluster = Cluster()
-    merge = {"kind": "merge", "key": BUNDLE, "right": RIGHT, "based_on_right": 1}
+    merge = {"kind": "merge", "key": BUNDLE, "right": RIGHT, "expected_offset_right": 1}
     assert "unknown" not in cluster.admin(verdict="stale", **merge)
     assert [f"{NAMESPACE}/none"] == cluster.admin(
         verdict="unknown_bundle", **{**merge, "right": f"{NAMESPACE}/none"}
@@ -185,10 +210,12 @@ def test_names_of_incarnations() -> None:
 def test_it_adopts_the_folds_verdict() -> None:
     """So one difference is one finding."""
     cluster = Cluster()
-    record = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=77)
+    record = cluster.broker(
+        "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=77
+    )
     assert "stale" == cluster.expected(record, verdict="accepted")
     again = cluster.broker(
-        "a", kind="broker", status="renewed", key="a", digest=1, based_on=cluster.offset
+        "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=cluster.offset
     )
     assert "accepted" == cluster.expected(again, verdict="accepted")
 
@@ -198,9 +225,11 @@ def test_a_death_concerns_all_bundles_that_name_it() -> None:
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=b))
     cluster.bundle("assigning", owner=a, source=b)
-    context = cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
+    context = cluster.tell(
+        cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b)
+    )
     assert (b, [BUNDLE, RIGHT]) == (context["dead"], cluster.concerned)
-    cluster.tell(cluster.broker("a", kind="broker", status="left", key="a", based_on=a))
+    cluster.tell(cluster.broker("a", kind="broker", status="left", key="a", expected_offset=a))
     assert [BUNDLE] == cluster.concerned
 
 
@@ -272,7 +301,12 @@ def test_the_accusers_lease_counts_from_its_last_gap() -> None:
     cluster = Cluster()
     joined_ms = cluster.at_ms - 20
     down, verdict = (
-        {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]},
+        {
+            "kind": "broker",
+            "status": "down",
+            "key": "b",
+            "expected_offset": cluster.incarnations["b"],
+        },
         "stale",
     )
     assert (
@@ -281,7 +315,9 @@ def test_the_accusers_lease_counts_from_its_last_gap() -> None:
     last = cluster.incarnations["a"]
     for wait_ms, expected_ms in ((2_900, joined_ms), (3_200, cluster.at_ms + 2_900 + 10 + 3_200)):
         cluster.tell(
-            cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=last),
+            cluster.broker(
+                "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=last
+            ),
             wait_ms=wait_ms,
         )
         last = cluster.offset
@@ -305,7 +341,8 @@ def test_a_rejected_death_concerns_no_bundle() -> None:
     b = cluster.incarnations["b"]
     cluster.bundle("owned", owner=b)
     cluster.tell(
-        cluster.broker("a", kind="broker", status="down", key="b", based_on=1), verdict="stale"
+        cluster.broker("a", kind="broker", status="down", key="b", expected_offset=1),
+        verdict="stale",
     )
     assert [] == cluster.concerned
 
@@ -315,10 +352,10 @@ def test_owners_after_splits_and_merges() -> None:
     a = cluster.incarnations["a"]
     for name in (BUNDLE, RIGHT):
         cluster.tell(cluster.broker("a", kind="bundle", key=name, state="owned", owner=a))
-    context = cluster.admin(kind="merge", key=BUNDLE, right=RIGHT, based_on_right=1)
+    context = cluster.admin(kind="merge", key=BUNDLE, right=RIGHT, expected_offset_right=1)
     assert a == context["owner"]
     cluster.tell(cluster.broker("a", kind="split", key=UNION, positions=[0x40000000]))
-    cluster.tell(cluster.broker("b", kind="broker", status="down", key="a", based_on=a))
+    cluster.tell(cluster.broker("b", kind="broker", status="down", key="a", expected_offset=a))
     assert ["t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"] == cluster.concerned
 
 
@@ -338,7 +375,9 @@ def test_a_restored_membership_has_the_same_contexts() -> None:
     )
     for each in (cluster, again):
         each.tell(
-            each.broker("a", kind="broker", status="down", key="b", based_on=each.incarnations["b"])
+            each.broker(
+                "a", kind="broker", status="down", key="b", expected_offset=each.incarnations["b"]
+            )
         )
     assert [BUNDLE] == cluster.concerned == again.concerned
     told = [
@@ -355,11 +394,13 @@ def test_removed_rows_have_no_value() -> None:
     cluster.membership.changed_rows()
     cluster.tell(
         cluster.broker(
-            "a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]
+            "a", kind="broker", status="down", key="b", expected_offset=cluster.incarnations["b"]
         )
     )
     died_at = cluster.offset
-    cluster.tell(cluster.broker("a", kind="broker", status="removed", key="b", based_on=died_at))
+    cluster.tell(
+        cluster.broker("a", kind="broker", status="removed", key="b", expected_offset=died_at)
+    )
     rows = dict(cluster.membership.changed_rows())
     assert {
         "member:whole",
@@ -384,7 +425,7 @@ def test_it_begins_from_a_view() -> None:
         "kind": "broker",
         "status": "down",
         "key": "source",
-        "based_on": channel.broker("source").last,
+        "expected_offset": channel.broker("source").last,
         **author,
     }
     context = membership.context_of(offset + 1, 5, down)

@@ -20,7 +20,7 @@ CREATED: Final = {
     "kind": "namespace",
     "key": "t/n",
     "status": "created",
-    "based_on": 1,
+    "expected_offset": 1,
     "publisher": "admin:a",
     "as_of": 1,
 }

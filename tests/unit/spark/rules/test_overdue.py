@@ -32,7 +32,7 @@ def test_each_silence_is_reported_once() -> None:
     for second in range(200):
         name = "b" if second == 120 else "a"
         renewal = cluster.broker(
-            name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name]
+            name, kind="broker", status="renewed", key=name, digest=1, expected_offset=last[name]
         )
         told.append(cluster.tell(renewal, wait_ms=1_000).get("silent"))
         last[name] = cluster.offset
@@ -47,16 +47,18 @@ def test_no_silence_is_reported_while_nobody_writes() -> None:
     """Nor that of a dead broker."""
     cluster = Cluster()
     renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
-    assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
+    assert "silent" not in cluster.tell(
+        cluster.broker("a", expected_offset=2, **renewal), wait_ms=300_000
+    )
     cluster.tell(
         cluster.broker(
-            "a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]
+            "a", kind="broker", status="down", key="b", expected_offset=cluster.incarnations["b"]
         )
     )
     last = cluster.offset - 1
     for _ in range(100):
         assert "silent" not in cluster.tell(
-            cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000
+            cluster.broker("a", **{**renewal, "expected_offset": last}), wait_ms=1_000
         )
         last = cluster.offset
 
@@ -102,7 +104,7 @@ def test_a_death_restarts_the_clock() -> None:
     cluster.bundle("owned", owner=b)
     cluster.bundle("assigning", owner=a, source=b)
     cluster.overdue(seconds=50)
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b))
     died_at, told = cluster.offset, cluster.overdue(seconds=62)
     assert (60, {BUNDLE: died_at}) == (len([names for names in told[:60] if not names]), told[60])
 
@@ -127,10 +129,10 @@ def test_an_unserved_bundle_is_overdue(*, is_refused: bool) -> None:
 def test_without_a_broker_that_is_up_no_bundle_is_overdue() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
-    cluster.tell(cluster.broker("a", kind="broker", status="draining", key="a", based_on=a))
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b))
+    cluster.tell(cluster.broker("a", kind="broker", status="draining", key="a", expected_offset=a))
     assert {None} == {names and 1 for names in cluster.overdue(seconds=2 * UNSERVED_SECONDS)}
-    cluster.join("c", based_on=1)
+    cluster.join("c", expected_offset=1)
     told = cluster.overdue(seconds=UNSERVED_SECONDS + 2)
     assert [{BUNDLE: 4, RIGHT: 4}] == [names for names in told if names]
     assert UNSERVED_SECONDS == told.index({BUNDLE: 4, RIGHT: 4})
@@ -138,10 +140,10 @@ def test_without_a_broker_that_is_up_no_bundle_is_overdue() -> None:
 
 def test_bundles_of_a_namespace_in_deletion_may_stay_free() -> None:
     cluster = Cluster()
-    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", expected_offset=4)
     assert {None} == {names and 1 for names in cluster.overdue(seconds=UNSERVED_SECONDS + 2)}
     cluster.membership.changed_rows()
-    cluster.admin(kind="namespace", key=NAMESPACE, status="deleted", based_on=cluster.offset)
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleted", expected_offset=cluster.offset)
     gone = {f"member:namespace:{NAMESPACE}", *(f"member:held:{name}" for name in (BUNDLE, RIGHT))}
     assert gone == {key for key, data in cluster.membership.changed_rows() if data is None}
 
@@ -149,7 +151,7 @@ def test_bundles_of_a_namespace_in_deletion_may_stay_free() -> None:
 def test_a_stopped_deletion_is_reported_once() -> None:
     """Also by a membership that was restored."""
     cluster = Cluster()
-    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", expected_offset=4)
     since, told = cluster.offset, []
     for second in range(UNSERVED_SECONDS + 10):
         if second % 100 == 0:
@@ -160,7 +162,7 @@ def test_a_stopped_deletion_is_reported_once() -> None:
             cluster.membership = Membership()
             cluster.membership.restore(cluster.rows)
         renewal = cluster.broker(
-            "a", kind="broker", status="renewed", key="a", digest=1, based_on=1
+            "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=1
         )
         told.append(cluster.tell(renewal, wait_ms=1_000).get("deleting_since"))
     assert [[(NAMESPACE, since)]] == [names for names in told if names]

@@ -86,12 +86,12 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
 def test_an_accepted_renewal_is_one_fact() -> None:
     channel = channel_with("b1")
     joined = channel.incarnation("b1")
-    based_on = channel.broker("b1").last
+    expected_offset = channel.broker("b1").last
     offset = channel.accept(propose.renewed(channel.author("b1"), channel.broker("b1")))
     told = facts_at(channel, offset)
     assert ["broker:b1"] == list(told)
     fact = told["broker:b1"]
-    assert ({"status": "up", "incarnation": joined, "last": based_on}, "accepted") == (
+    assert ({"status": "up", "incarnation": joined, "last": expected_offset}, "accepted") == (
         fact.before,
         fact.verdict,
     )
