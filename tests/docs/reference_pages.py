@@ -21,7 +21,6 @@ from equipoise.channel.core.lifecycle import (
     PHASE_OF_SHAPE,
     STATE_OF_PHASE,
     TRANSITIONS,
-    Holder,
     Phase,
 )
 from equipoise.channel.core.records import INTEGER_MAX, Reason
@@ -110,6 +109,18 @@ FINDINGS_ABOUT: Final = {
     "log": "The log",
 }
 
+REMEDIES: Final = {
+    (
+        "Run `equipoise channel verify`. Keep the log as it is, and report the two verdicts as a"
+        " bug."
+    ): "verify",
+    "Look at the log lines and the clock of the broker that is named.": "look",
+    (
+        "Find out who can write to the log, and revoke this permission where it is not needed."
+    ): "revoke",
+}
+"""What is to be done about several findings, which the page says once."""
+
 ENVELOPE: Final = (
     "key",
     "expected_offset",
@@ -158,29 +169,6 @@ def life() -> str:
 def lifecycle_page() -> str:
     """docs/reference/lifecycle.md."""
     phases = [(f"`{phase}`", spelling(phase), who_serves(phase)) for phase in STATE_OF_PHASE]
-    rows = [
-        (
-            f"`{row.before}`",
-            f"`{row.after}`",
-            row.meaning,
-            ", ".join(actor.value for actor in row.actors),
-            row.owner.value,
-            row.source.value,
-            "new" if row.new_token else "stays",
-            "refused" if row.refused_while_deleting else "goes on",
-        )
-        for row in TRANSITIONS
-    ]
-    deaths = [
-        (
-            f"`{row.before}`",
-            f"the {row.role}",
-            f"`{row.after}`",
-            row.owner.value,
-            "new" if row.new_token else "stays",
-        )
-        for row in DEATHS
-    ]
     parts = (
         "# The life of a bundle",
         WRITTEN_BY,
@@ -191,33 +179,15 @@ def lifecycle_page() -> str:
         table(("phase", "spelled", "who serves"), phases),
         "## Transitions",
         (
-            "The fold accepts a `bundle` record that is based on the last accepted one of its"
-            " bundle, and satisfies its row."
+            "[Section 3 of the protocol](../protocol.md#3-life-of-a-bundle) has who may take each"
+            " step, and on which conditions. A new token begins where a bundle becomes `owned` by"
+            " another broker. While a namespace is being deleted, no step begins that assigns,"
+            " transfers or splits."
         ),
         life(),
-        table(
-            (
-                "from",
-                "to",
-                "what it means",
-                "who may say so",
-                "owner after it",
-                "source after it",
-                "token",
-                "while deleting",
-            ),
-            rows,
-        ),
-        (
-            f'"{Holder.TARGET.value.capitalize()}" is whom the record names. A `split` by the owner'
-            " ends a bundle that is `splitting`: its children are `owned` by the same owner and"
-            " inherit the token. A `merge` by any live broker or an admin ends two neighbours that"
-            " are `owned` by one owner: their union has the greater token."
-        ),
         "## Deaths",
         "When an incarnation ends, the record that ends it changes every bundle that names it.",
         mermaid(f"{row.before} --> {row.after}: the {row.role} dies" for row in DEATHS),
-        table(("phase", "who died", "becomes", "owner after it", "token"), deaths),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -335,12 +305,12 @@ def settings_page() -> str:
             " (`--set`, then `--broker-conf`, then what follows from `balance` and"
             " `balance_interval_ms`), or else the default. An impossible value is refused, and the"
             " old value stays. `none` means no limit. [Tune balancing](../how-to/tune-balancing.md)"
-            " shows how to preview a change. The default comes first."
+            " shows how to preview a change. The default comes first, then what is allowed."
         ),
     ]
     for group, about in GROUPS.items():
         lines = [
-            f"* `{name}`: `{format_value(setting.default)}`. May be: {setting.expected}."
+            f"* `{name}`: `{format_value(setting.default)}` ({setting.expected})."
             + (f" In Pulsar: {', '.join(keys[name])}." if keys[name] else "")
             + f" {cell(setting.meaning.text)}"
             for name, setting in SETTINGS.items()
@@ -356,9 +326,10 @@ def settings_page() -> str:
 def finding(rule: Rule) -> str:
     """Return the line of a rule: what must hold, what it means if it is broken, and what to do."""
     source = f" ({rule.source})" if rule.source else ""
+    remedy = REMEDIES.get(rule.remedy, rule.remedy)
     return (
         f"* `{rule.name}`, {rule.severity}: {cell(rule.says)}{source} *If not*: {cell(rule.means)}"
-        f" *Do*: {cell(rule.remedy)}"
+        f" *Do*: {cell(remedy)}"
     )
 
 
@@ -372,8 +343,9 @@ def findings_page() -> str:
             " rules, and reports where a promise was not kept. Each finding names one of the rules"
             " below, its subject, the offsets of the records, and the command that shows them."
             " `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at"
-            " it today. `notice`: good to know."
+            " it today. `notice`: good to know. What to do about several of them:"
         ),
+        "\n".join(f"* *{name}*: {remedy}" for remedy, name in REMEDIES.items()),
     ]
     for kind, about in FINDINGS_ABOUT.items():
         rules = [rule for rule in RULES.values() if rule.subject == kind and not rule.source]
