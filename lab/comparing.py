@@ -39,7 +39,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Contender:
     """A policy to compare: the name of a shedder, and its settings."""
 
     name: str
@@ -47,7 +47,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class PolicyResults:
     """The results of one policy on one trace, one per seed, in the order of the seeds."""
 
     policy: str
@@ -65,7 +65,7 @@ class Comparison:
     """
 
     trace: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PolicyResults, ...]
     reference: str
     references: tuple[Metrics, ...]
     floors: tuple[tuple[Floor, ...], ...]
@@ -134,7 +134,7 @@ def settings_of(
 
 def compare(
     traces: Mapping[str, Traces],
-    policies: Sequence[Policy],
+    policies: Sequence[Contender],
     *,
     seeds: Sequence[int],
     note: Callable[[int, int], None] = lambda _done, _total: None,
@@ -145,7 +145,7 @@ def compare(
 
     `note` is called with the number of finished runs and of all runs.
     """
-    references = [Policy(name=name, settings=settings_of(name)) for name in REFERENCES]
+    references = [Contender(name=name, settings=settings_of(name)) for name in REFERENCES]
     settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
     jobs = [
         _Job(trace=make(seed), settings=each, seed=seed)
@@ -167,7 +167,7 @@ def compare(
             Comparison(
                 trace=name,
                 outcomes=tuple(
-                    Outcome(
+                    PolicyResults(
                         policy=policy.name, results=tuple(by[policy.settings] for by in by_seed)
                     )
                     for policy in policies

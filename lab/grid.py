@@ -23,7 +23,7 @@ one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """A run to do. `settings` are texts NAME=VALUE, as `--set` takes them."""
 
     trace: str
@@ -33,10 +33,10 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedRun:
     """A run that was done, and its figures; or why it failed."""
 
-    run: Planned
+    run: PlannedRun
     metrics: Metrics | None = None
     error: str | None = None
 
@@ -72,7 +72,7 @@ def planned_runs(
     values: Mapping[str, Sequence[str]],
     *,
     seeds: int,
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return a run for each trace, policy, combination of values, and seed from 1 to `seeds`.
 
     A policy gets no settings of another policy's group. Raises `CallerError` for more than
@@ -91,7 +91,7 @@ def planned_runs(
             " traces, policies or seeds"
         )
     return [
-        Planned(trace=trace, policy=policy, settings=settings, seed=seed)
+        PlannedRun(trace=trace, policy=policy, settings=settings, seed=seed)
         for trace in dict.fromkeys(traces)
         for policy, own in values_of.items()
         for settings in product(
@@ -101,7 +101,7 @@ def planned_runs(
     ]
 
 
-def fronts(runs: Iterable[Finished]) -> list[FrontPoint]:
+def fronts(runs: Iterable[FinishedRun]) -> list[FrontPoint]:
     """Return for each trace the settings that no others beat in both figures, the evenest first.
 
     Settings with a failed run are left out: a mean over fewer seeds cannot be compared.

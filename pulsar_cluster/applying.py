@@ -21,8 +21,8 @@ from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import (
     Health,
     Look,
+    MoveOutcome,
     Moving,
-    Outcome,
     Reading,
     published_between,
 )
@@ -158,7 +158,7 @@ def apply_plan(
     at_once: int,
     timeout_ms: int,
     is_interrupted: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome | str]:
+) -> Iterator[MoveOutcome | str]:
     """Carry out `plan`, and yield the outcome of each move, and at last why it stopped, if it did.
 
     `table` is the channel up to its end; `read` goes on from there. Raises `OperatorError` if the
@@ -256,7 +256,7 @@ def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[Non
         audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=None)
 
 
-def _decided(moving: Moving, audit: AuditFile) -> Iterator[Outcome]:
+def _decided(moving: Moving, audit: AuditFile) -> Iterator[MoveOutcome]:
     decided, moving.decided = moving.decided, []
     for outcome in decided:
         audit.note(

@@ -182,7 +182,7 @@ class Weighed:
     notes: tuple[str, ...]
 
 
-class Held(NamedTuple):
+class HeldBundle(NamedTuple):
     """A bundle that a broker has, and since when: Unix time of its record."""
 
     bundle: str
@@ -190,7 +190,7 @@ class Held(NamedTuple):
 
 
 def weigh(
-    held: Mapping[str, Collection[Held]],
+    held: Mapping[str, Collection[HeldBundle]],
     reports: LoadReports,
     *,
     now_ms: int,

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from equipoise.pulsar_cluster.records import ASSIGNING, OWNED, RELEASING, Message, StateRecord
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, why_changed
-from equipoise.pulsar_cluster.table import Change, is_of_system
+from equipoise.pulsar_cluster.table import StateChange, is_of_system
 from equipoise.shedder.plan import Move
 from equipoise.shedder.reported import format_duration, format_percent
 
@@ -44,7 +44,7 @@ class Status(StrEnum):
     LEFT_OUT = "left out"
 
 
-class Outcome(NamedTuple):
+class MoveOutcome(NamedTuple):
     """What became of a move: `status`, a sentence, and how long it took from its request, 0 without
     one.
     """
@@ -163,7 +163,7 @@ class Moving:
         """Request at most `at_once` moves at a time. Each has `timeout_ms`."""
         self.plan = plan
         self.stopped: str | None = None
-        self.decided: list[Outcome] = []
+        self.decided: list[MoveOutcome] = []
         self._at_once = at_once
         self._timeout_ms = timeout_ms
         self._steps = {move.bundle: _Step(move, plan.versions[move.bundle]) for move in plan.moves}
@@ -225,7 +225,7 @@ class Moving:
             found.append(step.move)
         return found
 
-    def see(self, change: Change, now_ms: int) -> None:
+    def see(self, change: StateChange, now_ms: int) -> None:
         """Take a message of the channel into account. Those that Pulsar's brokers reject change
         nothing.
         """
@@ -349,7 +349,7 @@ class Moving:
     def _decide(self, step: _Step, status: Status, text: str, now_ms: int) -> None:
         took_ms = now_ms - step.requested_ms if step.status is Status.REQUESTED else 0
         step.status = status
-        self.decided.append(Outcome(step.move, status, text, took_ms))
+        self.decided.append(MoveOutcome(step.move, status, text, took_ms))
 
 
 def published_between(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> float | None:

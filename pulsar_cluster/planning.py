@@ -18,7 +18,7 @@ from typing import Final
 from equipoise.brokers.balancing.forecast import Forecast, forecast_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core.ranges import namespace_in
-from equipoise.pulsar_cluster.loads import BUNDLES_MAX, Held, LoadReports, Weighed, weigh
+from equipoise.pulsar_cluster.loads import BUNDLES_MAX, HeldBundle, LoadReports, Weighed, weigh
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
 from equipoise.pulsar_cluster.records import (
     ASSIGNING,
@@ -80,7 +80,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class ClusterPlan:
     """A plan with its effect.
 
     * `notes`: what was left out of it, and whom it evens out among themselves, one sentence each.
@@ -113,7 +113,7 @@ def holder_of(record: StateRecord | None) -> str | None:
     return record.source if record.state == SPLITTING else None
 
 
-def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) -> Planned:
+def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) -> ClusterPlan:
     """Return the plan of the policy that `settings` name for `cluster` at `now_ms` (Unix time)."""
     measure = settings.policy.measure
     predicted = _Predicted(cluster, now_ms=now_ms, age_ms_max=measure.ttl_ms)
@@ -166,7 +166,7 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
         if broker not in weighed.apart
         for bundle, _ in bundles
     }
-    return Planned(
+    return ClusterPlan(
         forecast=forecast,
         notes=(*notes, *weighed.notes),
         versions=versions,
@@ -188,7 +188,7 @@ def snapshot_of(cluster: Cluster, *, now_ms: int, age_ms_max: int) -> Snapshot:
 
 
 def _weighed(
-    cluster: Cluster, held: Mapping[str, Sequence[Held]], *, now_ms: int, age_ms_max: int
+    cluster: Cluster, held: Mapping[str, Sequence[HeldBundle]], *, now_ms: int, age_ms_max: int
 ) -> Weighed:
     has_policy = {
         name: cluster.policies.kind_of(name) is not None
@@ -258,14 +258,14 @@ def _rounds_of(
     )
 
 
-def _held_in(cluster: Cluster) -> dict[str, list[Held]]:
+def _held_in(cluster: Cluster) -> dict[str, list[HeldBundle]]:
     """Return the bundles of each live broker."""
-    held: dict[str, list[Held]] = {broker: [] for broker in sorted(cluster.members)}
+    held: dict[str, list[HeldBundle]] = {broker: [] for broker in sorted(cluster.members)}
     for bundle in sorted(cluster.bundles):
         message = cluster.bundles[bundle]
         broker = holder_of(message.record)
         if broker in held:
-            held[broker].append(Held(bundle, message.published_ms))
+            held[broker].append(HeldBundle(bundle, message.published_ms))
     return held
 
 

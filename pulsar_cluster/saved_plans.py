@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import CallerError, InvalidName
+from equipoise.brokers.balancing.saved_plans import (
+    check_whole,
+    digest_of,
+    named,
+    reading_plan,
+    text_of,
+)
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.pulsar_cluster.planning import command_of
 from equipoise.pulsar_cluster.records import OWNED, Message
 from equipoise.shedder.plan import Move
 
-_NAMED_MAX: Final = 3
 _SAVED: Final = ("bundle", "source", "destination", "reason", "cause")
 """The fields of a move in the file."""
 
@@ -46,14 +51,11 @@ class SavedPlan:
     @property
     def id(self) -> str:
         """The digest of the whole plan's content: 12 hexadecimal digits."""
-        return (
-            self.whole
-            or sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
-        )
+        return self.whole or digest_of(self._content())
 
     def text(self) -> str:
         """Return the content of the plan's file."""
-        return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
+        return text_of(self.id, self._content())
 
     def _content(self) -> dict[str, object]:
         return {
@@ -76,7 +78,7 @@ def read_plan(content: bytes) -> SavedPlan:
     """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was
     changed by hand.
     """
-    try:
+    with reading_plan("equipoise pulsar plan --output"):
         document = json.loads(content)
         moves = tuple(
             Move(**{field: move[field] for field in _SAVED}) for move in document["moves"]
@@ -92,10 +94,7 @@ def read_plan(content: bytes) -> SavedPlan:
         is_whole = plan.id == document["id"]
         for move in moves:
             parse_bundle(move.bundle)
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidName) as error:
-        raise ValueError("it is no file that `equipoise pulsar plan --output` wrote") from error
-    if not is_whole:
-        raise ValueError("it was changed: its content does not match its id")
+    check_whole(is_whole=is_whole)
     return plan
 
 
@@ -129,12 +128,7 @@ def changes(
     found += [f"the broker {broker} has joined" for broker in sorted(live.difference(plan.members))]
     if plan.leader is not None and leader != plan.leader:
         found.append(f"the leader is {leader or 'nobody'} (in the plan: {plan.leader})")
-    more = len(found) - _NAMED_MAX
-    return (
-        f"{', '.join(found[:_NAMED_MAX])}{f' and {more} more changes' if more > 0 else ''}"
-        if found
-        else None
-    )
+    return named(found, "more changes")
 
 
 class Now(NamedTuple):

@@ -21,7 +21,7 @@ from equipoise.pulsar_cluster.records import (
     Message,
     StateRecord,
 )
-from equipoise.pulsar_cluster.table import Change, Table, server_of
+from equipoise.pulsar_cluster.table import StateChange, Table, server_of
 
 _VERB_CHARACTERS: Final = len("splitting")
 _MEANINGS: Final[Mapping[Rejection, str]] = {
@@ -68,7 +68,7 @@ class Writers:
         return self._brokers.get(message.producer)
 
 
-def describe(change: Change, writers: Writers) -> list[str]:
+def describe(change: StateChange, writers: Writers) -> list[str]:
     """Return a change as text: `VERB BUNDLE DETAIL by BROKER VERDICT`, and further lines. An
     accepted one has no verdict.
     """
@@ -88,7 +88,7 @@ def describe(change: Change, writers: Writers) -> list[str]:
     return [one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
 
 
-def as_document(change: Change, writers: Writers) -> dict[str, object]:
+def as_document(change: StateChange, writers: Writers) -> dict[str, object]:
     """Return a change as a JSON object, for programs."""
     message = change.message
     record = message.record
@@ -135,7 +135,7 @@ def overlapping(bundles: Iterable[str], wanted: BundleName) -> list[str]:
 
 def story_of(
     messages: Iterable[Message], wanted: BundleName, writers: Writers
-) -> Iterator[tuple[Change, list[str]]]:
+) -> Iterator[tuple[StateChange, list[str]]]:
     """Yield what happened to the bundles that share points with `wanted`, with its text. `writers`
     learns from all messages.
     """
@@ -150,7 +150,7 @@ def story_of(
             yield change, describe(change, writers)
 
 
-def _action(change: Change) -> tuple[str, str, list[str]]:
+def _action(change: StateChange) -> tuple[str, str, list[str]]:
     """Return the verb and the detail of a change, and further lines."""
     record = change.message.record
     if record is None:
@@ -202,7 +202,7 @@ def _forced(before: Message | None, record: StateRecord) -> str:
     return f"forced: the leader took it from {gone}, which was gone or did not finish in time"
 
 
-def _meaning(change: Change, rejection: Rejection) -> str:
+def _meaning(change: StateChange, rejection: Rejection) -> str:
     message, before = change.message, change.before
     held, record = None if before is None else before.record, message.record
     return _MEANINGS[rejection].format(

@@ -30,7 +30,7 @@ NAMESPACE_COLUMNS: Final = ("namespace", "bundles", "owned", "moving", "free")
 _SERVED_BY_SOURCE: Final = frozenset({RELEASING, SPLITTING})
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """What one message did to its bundle.
 
     * `before`: the message that the bundle's record came from; None if it had none.
@@ -55,7 +55,7 @@ class Table:
         self.bundles: dict[str, Message] = {}
         self.offset = -1
 
-    def fold(self, message: Message) -> Change:
+    def fold(self, message: Message) -> StateChange:
         """Take or reject the next message. One at or below `offset` is a fault of the caller."""
         assert message.offset > self.offset, "messages are folded in order, and once"
         self.offset = message.offset
@@ -63,7 +63,7 @@ class Table:
             self.bundles.clear()
         before = self.bundles.get(message.bundle)
         if message.problem:
-            return Change(message, before, Rejection.UNREADABLE)
+            return StateChange(message, before, Rejection.UNREADABLE)
         held = None if before is None else before.record
         rejection = rejection_of(held, message.record, self.storage)
         if rejection is None:
@@ -71,7 +71,7 @@ class Table:
                 self.bundles.pop(message.bundle, None)
             else:
                 self.bundles[message.bundle] = message
-        return Change(message, before, rejection)
+        return StateChange(message, before, rejection)
 
 
 def server_of(record: StateRecord | None) -> str | None:

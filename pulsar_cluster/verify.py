@@ -30,7 +30,7 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
 )
 from equipoise.pulsar_cluster.story import Writers, state_of
-from equipoise.pulsar_cluster.table import Change, overlapping_pairs, server_of
+from equipoise.pulsar_cluster.table import StateChange, overlapping_pairs, server_of
 
 FINDINGS_MAX: Final = 1_000
 """Findings kept. More are only counted."""
@@ -238,7 +238,7 @@ class Audit:
         self._findings: list[Finding] = []
         self._newest_ms = 0
 
-    def see(self, change: Change) -> None:
+    def see(self, change: StateChange) -> None:
         """Take the next change."""
         message, record = change.message, change.message.record
         self._counts["messages"] += 1
@@ -293,7 +293,7 @@ class Audit:
             findings=(*self._findings, *present)[:FINDINGS_MAX],
         )
 
-    def _see_gone(self, change: Change) -> None:
+    def _see_gone(self, change: StateChange) -> None:
         """Find records of brokers that were gone. One that takes what it was assigned since then
         has come back.
         """
@@ -328,7 +328,7 @@ class Audit:
             )
 
     @staticmethod
-    def _was_assigned(change: Change, taker: str, *, since: int) -> bool:
+    def _was_assigned(change: StateChange, taker: str, *, since: int) -> bool:
         """Return whether a broker takes a bundle that was assigned to it after the offset
         `since`.
         """
@@ -343,7 +343,7 @@ class Audit:
             and held.destination == taker
         )
 
-    def _see_rejected(self, change: Change, rejection: Rejection) -> None:
+    def _see_rejected(self, change: StateChange, rejection: Rejection) -> None:
         self._rejected[rejection] += 1
         message, before = change.message, change.before
         if rejection is Rejection.UNREADABLE:
@@ -371,7 +371,7 @@ class Audit:
             )
             self._find(Kind.OLD_VERSION, message, text)
 
-    def _check(self, change: Change) -> None:
+    def _check(self, change: StateChange) -> None:
         message, record = change.message, change.message.record
         if record is None:
             return
@@ -448,7 +448,7 @@ class Audit:
     def _is_served(self, name: str) -> bool:
         return name in self._bundles and server_of(self._bundles[name].message.record) is not None
 
-    def _measure(self, change: Change) -> None:
+    def _measure(self, change: StateChange) -> None:
         message, record = change.message, change.message.record
         held = None if change.before is None else change.before.record
         bundle = self._bundles.get(message.bundle)

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
-from equipoise.lab.grid import Finished, FrontPoint, Planned, fronts, planned_runs
+from equipoise.lab.grid import FinishedRun, FrontPoint, PlannedRun, fronts, planned_runs
 from equipoise.lab.results import Metrics
 from equipoise.lab.running import run
 from equipoise.lab.search import run_options
@@ -83,27 +83,29 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
 
 def _run_all(
     spark: SparkSession,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     traces: Mapping[str, Traces],
     options: LabOptions,
     screen: Screen,
-) -> tuple[list[Finished], list[FrontPoint]]:
+) -> tuple[list[FinishedRun], list[FrontPoint]]:
     """Do all runs in parallel, each in a task, and write the tables, also if Ctrl-C or Spark ends
     the job early.
 
     Return the runs in order, and the front. A run that was not done has an error.
     """
     context = spark.sparkContext
-    done = context.accumulator(list[Finished](), _Results())
+    done = context.accumulator(list[FinishedRun](), _Results())
     # A trace of a file goes to each worker once, not with each run.
     sent = context.broadcast(traces)
 
-    def work(each: Planned) -> None:
+    def work(each: PlannedRun) -> None:
         done.add([finished_run(each, sent.value, every_s=options.every_s)])
 
-    def write() -> tuple[list[Finished], list[FrontPoint]]:
+    def write() -> tuple[list[FinishedRun], list[FrontPoint]]:
         found = {each.run: each for each in done.value}
-        finished = [found.get(each) or Finished(run=each, error=_NOT_FINISHED) for each in planned]
+        finished = [
+            found.get(each) or FinishedRun(run=each, error=_NOT_FINISHED) for each in planned
+        ]
         front = fronts(finished)
         _write_table(
             spark, _path(options.output, RUNS), [_row(each) for each in finished], RUNS_DDL
@@ -136,31 +138,31 @@ def _run_all(
     return interruptible(write, cancel=context.cancelAllJobs).result()
 
 
-class _Results(AccumulatorParam[list[Finished]]):
+class _Results(AccumulatorParam[list[FinishedRun]]):
     """Collect the results of tasks as each ends. Spark counts a task that it repeats once."""
 
-    def zero(self, value: list[Finished]) -> list[Finished]:
+    def zero(self, value: list[FinishedRun]) -> list[FinishedRun]:
         """Return what a worker begins with."""
         return value[:0]
 
     # The name is Spark's.
-    def addInPlace(self, value1: list[Finished], value2: list[Finished]) -> list[Finished]:  # noqa: N802
+    def addInPlace(self, value1: list[FinishedRun], value2: list[FinishedRun]) -> list[FinishedRun]:  # noqa: N802
         """Append the results of another task."""
         value1 += value2
         return value1
 
 
 def finished_run(
-    planned: Planned, traces: Mapping[str, Traces], *, every_s: float | None = None
-) -> Finished:
+    planned: PlannedRun, traces: Mapping[str, Traces], *, every_s: float | None = None
+) -> FinishedRun:
     """Do a run. An error becomes part of the result, so that it does not end the other runs."""
     try:
         given = dict(text.split("=", 1) for text in planned.settings)
         settings = settings_of(planned.policy, given=given, every_s=every_s)
         metrics = run(traces[planned.trace](planned.seed), settings, seed=planned.seed).metrics()
     except Exception as error:  # noqa: BLE001 - any error belongs to this run alone
-        return Finished(run=planned, error=f"{type(error).__name__}: {error}")
-    return Finished(run=planned, metrics=metrics)
+        return FinishedRun(run=planned, error=f"{type(error).__name__}: {error}")
+    return FinishedRun(run=planned, metrics=metrics)
 
 
 def lines(front: Sequence[FrontPoint]) -> Iterator[str]:
@@ -193,7 +195,7 @@ def _write_table(
         )
 
 
-def _row(finished: Finished) -> tuple[object, ...]:
+def _row(finished: FinishedRun) -> tuple[object, ...]:
     metrics = _NO_METRICS if finished.metrics is None else asdict(finished.metrics)
     return (*asdict(finished.run).values(), *metrics.values(), finished.error)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
+from equipoise.shedder.loads import BrokerLoad, BundleTraffic, Traffic, fault_of
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure
 from equipoise.shedder.reported import reported
@@ -52,16 +52,6 @@ class BrokerForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveForecast:
-    """One move, its destination, and the bundle's load. None: not reported, or no destination."""
-
-    move: Move
-    destination: str | None
-    bytes_per_second: float | None
-    messages_per_second: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
     """Mean and population deviation of the brokers that take part: of their use, or of their fill
     relative to the mean before.
@@ -82,14 +72,19 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The effect of a plan. `before` and `after` are None if no broker takes part. `forbidden`
-    starts with the rule of most bundles.
+    """The effect of a plan.
+
+    * `plan`: with the destinations that placement chooses. `placed`: the bundles whose moves named
+      none. `traffic`: of each bundle that moves, as far as it is reported.
+    * `before`, `after`: None if no broker takes part. `forbidden` starts with the rule of most
+      bundles.
     """
 
     plan: Plan
     measure: Measure
+    placed: frozenset[str]
+    traffic: Mapping[str, Traffic]
     brokers: tuple[BrokerForecast, ...]
-    moves: tuple[MoveForecast, ...]
     before: Level | None
     after: Level | None
     forbidden: tuple[Forbidden, ...]
@@ -97,12 +92,12 @@ class Forecast:
     @property
     def moved_bytes_per_second(self) -> float:
         """The known throughput of all bundles that would move."""
-        return math.fsum(move.bytes_per_second or 0.0 for move in self.moves)
+        return math.fsum(traffic.bytes_per_second for traffic in self.traffic.values())
 
     @property
     def moved_messages_per_second(self) -> float:
         """The known message rate of all bundles that would move."""
-        return math.fsum(move.messages_per_second or 0.0 for move in self.moves)
+        return math.fsum(traffic.messages_per_second for traffic in self.traffic.values())
 
     @property
     def moved_share(self) -> float:
@@ -124,10 +119,15 @@ def forecast_of(
     apart = _apart(snapshot, measure)
     carried = _Carried(snapshot)
     before = {broker: carried.standing(broker) for broker in snapshot.live}
-    moves = tuple(_foreseen(move, carried, placed or {}) for move in plan.moves)
+    moves = tuple(_placed(move, placed or {}) for move in plan.moves)
+    traffic = {
+        move.bundle: found
+        for move in moves
+        if (found := carried.traffic(move.bundle, move.source)) is not None
+    }
     after = dict(before)
-    for each in moves:
-        _carry_out(after, before, each, carried)
+    for move in moves:
+        _carry_out(after, before, move, traffic.get(move.bundle, Traffic()), carried)
     capacities = {broker.broker: broker.capacity for broker in snapshot.brokers}
     brokers = tuple(
         BrokerForecast(
@@ -142,10 +142,11 @@ def forecast_of(
     taking = tuple(broker for broker in brokers if broker.apart is None)
     weigh = _by_use if measure.kind == "use" else _by_fill(taking)
     return Forecast(
-        plan=plan,
+        plan=replace(plan, moves=moves),
         measure=measure,
+        placed=frozenset(move.bundle for move in plan.moves if move.destination is None),
+        traffic=traffic,
         brokers=brokers,
-        moves=moves,
         before=_level([weigh(broker, broker.before) for broker in taking]),
         after=_level([weigh(broker, broker.after) for broker in taking]),
         forbidden=_forbidden(snapshot, taking, weigh),
@@ -159,11 +160,11 @@ class _Carried:
         self._loads = {
             name: load for name, load in snapshot.loads.items() if fault_of(load) is None
         }
-        self._traffic: dict[str, BundleTraffic] = {}
+        self._traffic: dict[str, Traffic] = {}
         # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's
         # report.
         for _, load in sorted(self._loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-            self._traffic |= {bundle.bundle: bundle for bundle in load.bundles or ()}
+            self._traffic |= {bundle.bundle: bundle.traffic for bundle in load.bundles or ()}
         self._weighed = {broker.broker: broker for broker in snapshot.brokers}
         self._costs = {
             bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles
@@ -181,52 +182,47 @@ class _Carried:
             bundles=counted if weighed is None else len(weighed.bundles),
         )
 
-    def traffic(self, bundle: str, broker: str) -> BundleTraffic | None:
-        """Return the load of a bundle as `broker` reports it, else as the newest report of another
-        broker has it.
+    def traffic(self, bundle: str, broker: str) -> Traffic | None:
+        """Return the traffic of a bundle as `broker` reports it, else as the newest report of
+        another broker has it.
         """
-        load = self._loads.get(broker)
-        own = () if load is None else [each for each in load.bundles or () if each.bundle == bundle]
-        return own[-1] if own else self._traffic.get(bundle)
+        own = _reported(self._loads.get(broker))
+        found = [each.traffic for each in own if each.bundle == bundle]
+        return found[-1] if found else self._traffic.get(bundle)
 
     def cost(self, bundle: str) -> float:
         """Return the cost of a bundle; 0 if unknown."""
         return self._costs.get(bundle, 0.0)
 
 
-def _foreseen(move: Move, carried: _Carried, placed: Mapping[str, str]) -> MoveForecast:
-    traffic = carried.traffic(move.bundle, move.source)
-    return MoveForecast(
-        move=move,
-        destination=move.destination or placed.get(move.bundle),
-        bytes_per_second=None if traffic is None else traffic.traffic.bytes_per_second,
-        messages_per_second=None if traffic is None else traffic.traffic.messages_per_second,
-    )
+def _placed(move: Move, placed: Mapping[str, str]) -> Move:
+    return replace(move, destination=move.destination or placed.get(move.bundle))
 
 
 def _carry_out(
     after: dict[str, Standing],
     before: Mapping[str, Standing],
-    each: MoveForecast,
+    move: Move,
+    traffic: Traffic,
     carried: _Carried,
 ) -> None:
     """Move one bundle's load from its source to its destination, if these are live."""
-    source = before.get(each.move.source)
+    source = before.get(move.source)
     if source is None:
         return
     share = (
-        min(1.0, (each.bytes_per_second or 0.0) / source.bytes_per_second)
+        min(1.0, traffic.bytes_per_second / source.bytes_per_second)
         if source.bytes_per_second > 0
         else 0.0
     )
     load = Standing(
         used=(source.used or 0.0) * share,
-        bytes_per_second=each.bytes_per_second or 0.0,
-        messages_per_second=each.messages_per_second or 0.0,
-        cost=carried.cost(each.move.bundle),
+        bytes_per_second=traffic.bytes_per_second,
+        messages_per_second=traffic.messages_per_second,
+        cost=carried.cost(move.bundle),
         bundles=1,
     )
-    for broker, sign in ((each.move.source, -1), (each.destination, 1)):
+    for broker, sign in ((move.source, -1), (move.destination, 1)):
         if broker is not None and broker in after:
             after[broker] = _with(after[broker], load, sign)
 

@@ -64,7 +64,7 @@ _LOST: Final[frozenset[Phase]] = frozenset({"free", "assigning"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class ObservedMove:
     """A move that has ended, with its duration as this reader measured it.
 
     * `offset`: the record that ended it.
@@ -116,11 +116,11 @@ class Moves:
             if isinstance(change, BundleChanged):
                 self._begun.pop(change.name, None)
 
-    def folded(self, folded: Folded, now_ns: int) -> list[Move]:
+    def folded(self, folded: Folded, now_ns: int) -> list[ObservedMove]:
         """Return the moves that this record ends. `now_ns` is when it was read, by any monotonic
         clock.
         """
-        record, ended = folded.record, list[Move]()
+        record, ended = folded.record, list[ObservedMove]()
         if isinstance(record, Merge) and folded.verdict.accepted:
             ended.append(_merge(folded, record))
         by_death = isinstance(record, Joined | BrokerRecord)
@@ -180,13 +180,13 @@ def _has_moved(
 
 def _ended(
     folded: Folded, change: BundleChanged, begun: _Beginning, result: MoveResult, now_ns: int
-) -> Move:
+) -> ObservedMove:
     before, after = change.before, change.after
     assert before is not None, "what is new has not moved"
     destination = before.owner
     if result is MoveResult.DONE:  # The children of a split stay with its owner.
         destination = begun.source if after is None else after.owner
-    return Move(
+    return ObservedMove(
         bundle=change.name,
         kind=begun.kind,
         result=result,
@@ -199,13 +199,13 @@ def _ended(
     )
 
 
-def _merge(folded: Folded, merge: Merge) -> Move:
+def _merge(folded: Folded, merge: Merge) -> ObservedMove:
     union = next(
         change.after
         for change in folded.verdict.changes
         if isinstance(change, BundleChanged) and change.after is not None
     )
-    return Move(
+    return ObservedMove(
         bundle=merge.key,
         kind=MoveKind.MERGE,
         result=MoveResult.DONE,

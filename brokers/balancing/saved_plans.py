@@ -7,15 +7,16 @@ would differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Final
 
-from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.settings.balancing_settings import RoundSettings
+from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.view import View
-from equipoise.shedder.plan import Move
+from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.scheduler import Ends, Scheduler
 
 Facts = Mapping[str, str]
@@ -42,11 +43,11 @@ class SavedPlan:
     @property
     def id(self) -> str:
         """The digest of the moves and the facts: 12 hexadecimal digits."""
-        return sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+        return digest_of(self._content())
 
     def text(self) -> str:
         """Return the content of the plan's file."""
-        return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
+        return text_of(self.id, self._content())
 
     def next_batch(self, left: Iterable[Move], moving: Mapping[str, Ends]) -> Sequence[Move]:
         """Return those of the moves `left` that may start while `moving` are moving, by any broker;
@@ -74,33 +75,19 @@ class SavedPlan:
             for subject in sorted({*then, *now})
             if then.get(subject) != now.get(subject)
         ]
-        more = len(changed) - _NAMED_MAX
-        return (
-            f"{', '.join(changed[:_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}"
-            if changed
-            else None
-        )
+        return named(changed, "more")
 
     def _content(self) -> dict[str, object]:
         bounds = {"moves_max": self.moves_max, "broker_moves_max": self.broker_moves_max}
         return {"moves": [asdict(move) for move in self.moves], **bounds, "facts": dict(self.facts)}
 
 
-def saved_plan(view: View, forecast: Forecast, rounds: RoundSettings) -> SavedPlan:
-    """Return the plan of `forecast`, which was made on `view`. Moves that placement finds no
+def saved_plan(view: View, plan: Plan, rounds: RoundSettings) -> SavedPlan:
+    """Return the saved form of a plan that was made on `view`. Moves that placement finds no
     destination for are left out.
     """
-    planned = ((each.move, each.destination) for each in forecast.moves)
     moves = tuple(
-        Move(
-            bundle=move.bundle,
-            source=move.source,
-            destination=destination,
-            reason=move.reason,
-            cause=move.cause,
-        )
-        for move, destination in planned
-        if destination is not None
+        replace(move, predicted=None) for move in plan.moves if move.destination is not None
     )
     facts = facts_of(view, [move.bundle for move in moves])
     return SavedPlan(
@@ -115,17 +102,48 @@ def read_plan(content: bytes) -> SavedPlan:
     """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was
     changed by hand.
     """
-    try:
+    with reading_plan("equipoise plan --output"):
         document = json.loads(content)
         moves = tuple(Move(**move) for move in document["moves"])
         bounds = {name: int(document[name]) for name in ("moves_max", "broker_moves_max")}
         plan = SavedPlan(moves=moves, facts=document["facts"], **bounds)
         is_whole = plan.id == document["id"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError("it is no file that `equipoise plan --output` wrote") from error
+    check_whole(is_whole=is_whole)
+    return plan
+
+
+def digest_of(content: Mapping[str, object]) -> str:
+    """Return the digest of a plan's content: 12 hexadecimal digits."""
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def text_of(plan_id: str, content: Mapping[str, object]) -> str:
+    """Return the content of a plan's file."""
+    return json.dumps({"id": plan_id, **content}, indent=1) + "\n"
+
+
+@contextmanager
+def reading_plan(command: str) -> Iterator[None]:
+    """Raise `ValueError` if the body cannot read the file of a plan, which `command` writes."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidName) as error:
+        raise ValueError(f"it is no file that `{command}` wrote") from error
+
+
+def check_whole(*, is_whole: bool) -> None:
+    """Raise `ValueError` for a plan whose id is not the digest of its content."""
     if not is_whole:
         raise ValueError("it was changed: its content does not match its id")
-    return plan
+
+
+def named(changes: Sequence[str], rest: str) -> str | None:
+    """Return the first changes as a list, with the number of the others before `rest`; None if
+    there are none.
+    """
+    more = len(changes) - _NAMED_MAX
+    first = ", ".join(changes[:_NAMED_MAX])
+    return f"{first} and {more} {rest}" if more > 0 else first or None
 
 
 def facts_of(view: View, bundles: Collection[str]) -> Facts:

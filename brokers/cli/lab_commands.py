@@ -30,7 +30,7 @@ from equipoise.channel.core.ranges import BUNDLES_MAX
 from equipoise.channel.log.blocking_view import read_on
 
 if TYPE_CHECKING:
-    from equipoise.lab.comparing import Policy
+    from equipoise.lab.comparing import Contender
     from equipoise.lab.recording import Recording
     from equipoise.lab.traces import Shape
     from equipoise.lab.tuning import Search
@@ -366,11 +366,11 @@ def _check_extra() -> None:
 
 def _policies(
     names: Sequence[str], given: Mapping[str, str], every_s: float | None
-) -> list[Policy]:
-    from equipoise.lab.comparing import Policy, settings_of
+) -> list[Contender]:
+    from equipoise.lab.comparing import Contender, settings_of
 
     return [
-        Policy(name=name, settings=settings_of(name, given=given, every_s=every_s))
+        Contender(name=name, settings=settings_of(name, given=given, every_s=every_s))
         for name in dict.fromkeys(names)
     ]
 

@@ -42,8 +42,8 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file, entries_in
-from equipoise.pulsar_cluster.moving import Outcome, Status
-from equipoise.pulsar_cluster.planning import EVEN, Planned, command_of, plan_moves
+from equipoise.pulsar_cluster.moving import MoveOutcome, Status
+from equipoise.pulsar_cluster.planning import EVEN, ClusterPlan, command_of, plan_moves
 from equipoise.pulsar_cluster.planning import Cluster as PlannedFor
 from equipoise.pulsar_cluster.reading import is_url
 from equipoise.pulsar_cluster.saved_plans import (
@@ -304,12 +304,12 @@ def _send(
             timeout_ms=cluster.timeout_s * 1_000,
             is_interrupted=interrupted.is_set,
         ):
-            if isinstance(event, Outcome):
+            if isinstance(event, MoveOutcome):
                 _print_outcome(event, cluster)
             else:
                 stopped = event
                 cluster.print_fact(f"stopped: {event}", {"plan": saved.id, "stopped": event})
-            moved += isinstance(event, Outcome) and event.status is Status.MOVED
+            moved += isinstance(event, MoveOutcome) and event.status is Status.MOVED
     if not cluster.as_json:
         print_heading(
             f"{moved} of {counted(len(saved.moves), 'move')} done; each request and its outcome is"
@@ -318,7 +318,7 @@ def _send(
     return stopped
 
 
-def _print_outcome(outcome: Outcome, cluster: Cluster) -> None:
+def _print_outcome(outcome: MoveOutcome, cluster: Cluster) -> None:
     took = f" ({outcome.took_ms} ms)" if outcome.status is Status.MOVED else ""
     document: Row = {
         "bundle": outcome.move.bundle,
@@ -425,7 +425,7 @@ def _settled(known: PlannedFor) -> str:
     )
 
 
-def _conclusion(settings: BalancingSettings, planned: Planned, known: PlannedFor) -> str:
+def _conclusion(settings: BalancingSettings, planned: ClusterPlan, known: PlannedFor) -> str:
     text = conclusion(settings, planned.forecast)
     if not planned.unknown:
         return text
@@ -448,7 +448,11 @@ def _live(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCl
 
 
 def _document(
-    saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str
+    saved: SavedPlan,
+    settings: BalancingSettings,
+    planned: ClusterPlan,
+    notes: list[str],
+    ending: str,
 ) -> Row:
     effect = effect_document(planned.forecast)
     return {
@@ -468,7 +472,11 @@ def _document(
 
 
 def _print_plan(
-    saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str
+    saved: SavedPlan,
+    settings: BalancingSettings,
+    planned: ClusterPlan,
+    notes: list[str],
+    ending: str,
 ) -> None:
     leader = saved.leader or "not known"
     print_wrapped(

@@ -49,7 +49,7 @@ from equipoise.pulsar_cluster.table import (
     BROKER_COLUMNS,
     BUNDLE_COLUMNS,
     NAMESPACE_COLUMNS,
-    Change,
+    StateChange,
     Table,
     broker_rows,
     bundle_row,
@@ -245,7 +245,7 @@ def tail(
     page, writers, table = _Page(as_json=cluster.as_json), Writers(), Table()
 
     with _history(cluster) as history:
-        newest: deque[Change] = deque(maxlen=lines)
+        newest: deque[StateChange] = deque(maxlen=lines)
         for message in history.messages():
             writers.learn(message)
             newest.append(table.fold(message))
@@ -443,7 +443,7 @@ class _Page:
         self._as_json = as_json
         self._day = ""
 
-    def show(self, change: Change, text: list[str], writers: Writers) -> None:
+    def show(self, change: StateChange, text: list[str], writers: Writers) -> None:
         """Print a change with its description."""
         if self._as_json:
             print_json(as_document(change, writers))

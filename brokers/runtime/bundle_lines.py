@@ -14,7 +14,7 @@ from typing import Final
 
 from equipoise.brokers.agent.effects import Abandon, Close, Effect, Open
 from equipoise.brokers.agent.events import Closed, Event, Opened
-from equipoise.brokers.balancing.moves import Move, Moves
+from equipoise.brokers.balancing.moves import Moves, ObservedMove
 from equipoise.channel.core.view import View
 
 _logger: Final = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class BundleLines:
                     self._now_ns() - operation.at_ns,
                 )
 
-    def moved(self, move: Move, view: View) -> None:
+    def moved(self, move: ObservedMove, view: View) -> None:
         """Write the line of an ended move, if this broker took part."""
         source, destination = _broker(view, move.source), _broker(view, move.destination)
         if self._broker not in (source, destination):

@@ -31,7 +31,7 @@ from prometheus_client.utils import floatToGoString
 
 from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.balancing.decisions import NOTHING, Decision, Kind
-from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
+from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove
 from equipoise.brokers.balancing.quarantine import quarantined_in
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE
 from equipoise.brokers.balancing.splitting.bundle_limits import Excess
@@ -247,7 +247,7 @@ class Metrics:
         self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker
 
-    def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
+    def observe(self, folded: Folded, *, live: bool = True) -> Sequence[ObservedMove]:
         """Count one folded record and return the moves it ends. Ignore history (`live` false)."""
         if not live:
             return ()

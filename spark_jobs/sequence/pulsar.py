@@ -28,7 +28,7 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
     message_of,
 )
-from equipoise.pulsar_cluster.table import Change, server_of
+from equipoise.pulsar_cluster.table import StateChange, server_of
 from equipoise.pulsar_cluster.table import Table as Bundles
 from equipoise.spark_jobs.rules import pulsar as rules
 from equipoise.spark_jobs.rules.facts import subject
@@ -132,7 +132,7 @@ class PulsarRows:
         if not self._beginnings:
             yield from map(finding_row, self._audit.end(newest_ms))
 
-    def _rows(self, change: Change) -> Iterator[tuple[Table, str, dict[str, Any]]]:
+    def _rows(self, change: StateChange) -> Iterator[tuple[Table, str, dict[str, Any]]]:
         message, name = change.message, change.message.bundle
         held, record = None if change.before is None else change.before.record, message.record
         before, after = _standing(held), _standing(record)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from equipoise.lab.comparing import OURS, Comparison, Policy, compare, settings_of
+from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
 from equipoise.lab.traces import KINDS, Shape, Trace, generated
 from tests.benchmarks.figures import machine, print_line
 
@@ -27,12 +27,12 @@ def trace_of(kind: str, shape: Shape, seed: int) -> Trace:
     return generated(kind, shape, seed=seed)
 
 
-def policies() -> list[Policy]:
+def policies() -> list[Contender]:
     """Return our policy in three forms."""
     return [
-        Policy(name="ours", settings=settings_of(OURS)),
-        Policy(name="calm", settings=settings_of(OURS, given={"balanced.calm": "true"})),
-        Policy(name="equal cadence", settings=settings_of(OURS, every_s=MINUTE_S)),
+        Contender(name="ours", settings=settings_of(OURS)),
+        Contender(name="calm", settings=settings_of(OURS, given={"balanced.calm": "true"})),
+        Contender(name="equal cadence", settings=settings_of(OURS, every_s=MINUTE_S)),
     ]
 
 

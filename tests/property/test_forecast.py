@@ -45,18 +45,16 @@ def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]
     for broker in snapshot.live:
         load = snapshot.loads.get(broker)
         told[broker] = [0.0, 0.0, 0.0, 0] if load is None else figures(load)
-    for each in forecast.moves:
-        source = snapshot.loads[each.move.source]
-        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.move.bundle][
-            -1:
-        ]
+    for each in forecast.plan.moves:
+        source = snapshot.loads[each.source]
+        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.bundle][-1:]
         traffic = bundle.traffic
         use = (
             source.averages.weighted_max
             * traffic.bytes_per_second
             / (source.traffic.bytes_per_second or math.inf)
         )
-        for end, sign in ((each.move.source, -1), (each.destination, 1)):
+        for end, sign in ((each.source, -1), (each.destination, 1)):
             if end is not None:
                 change = (use, traffic.bytes_per_second, traffic.messages_per_second, 1)
                 told[end] = [
@@ -124,9 +122,9 @@ def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
         broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles}
         for broker in snapshot.brokers
     }
-    for each in forecast.moves:
+    for each in forecast.plan.moves:
         assert each.destination is not None
-        piles[each.destination][each.move.bundle] = piles[each.move.source].pop(each.move.bundle)
+        piles[each.destination][each.bundle] = piles[each.source].pop(each.bundle)
     for broker in forecast.brokers:
         assert len(piles[broker.broker]) == broker.after.bundles
         assert math.fsum(piles[broker.broker].values()) == pytest.approx(

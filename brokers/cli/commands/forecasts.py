@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.controls import Controls
 from equipoise.brokers.balancing.decisions import Decision, Kind
-from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, MoveForecast
+from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.policies import PAUSE_KEY, Control
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -22,6 +22,7 @@ from equipoise.brokers.cli.output import Row, print_heading, print_line, print_t
 from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.decision_log import document_of as decision_document
 from equipoise.brokers.errors import counted
+from equipoise.shedder.plan import Move
 from equipoise.shedder.reported import format_percent
 
 _RESTING: Final = (
@@ -41,7 +42,7 @@ _CONTROLS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ForecastBasis:
     """The basis of a forecast: Unix time, the channel's offset, the leader, and the newest decision
     of each kind.
 
@@ -69,7 +70,7 @@ class Seen:
 # --- for programs ---
 
 
-def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> Row:
+def document_of(seen: ForecastBasis, settings: BalancingSettings, forecast: Forecast) -> Row:
     """Return the whole forecast. Rates are per second, times are Unix time in milliseconds,
     fractions are not percentages.
     """
@@ -100,7 +101,7 @@ def effect_document(forecast: Forecast) -> Row:
         "brokers": [_broker_row(broker) for broker in forecast.brokers],
         "before": None if forecast.before is None else asdict(forecast.before),
         "after": None if forecast.after is None else asdict(forecast.after),
-        "moves": [_move_row(move) for move in forecast.moves],
+        "moves": [_move_row(forecast, move) for move in plan.moves],
         "moved": {
             "bytes_per_second": forecast.moved_bytes_per_second,
             "messages_per_second": forecast.moved_messages_per_second,
@@ -113,7 +114,7 @@ def effect_document(forecast: Forecast) -> Row:
     }
 
 
-def _decision(seen: Seen, kind: Kind) -> Row | None:
+def _decision(seen: ForecastBasis, kind: Kind) -> Row | None:
     decision = seen.newest.get(kind)
     return None if decision is None else decision_document(decision)
 
@@ -149,24 +150,20 @@ def _broker_row(broker: BrokerForecast) -> Row:
     }
 
 
-def _move_row(each: MoveForecast) -> Row:
+def _move_row(forecast: Forecast, move: Move) -> Row:
+    traffic = forecast.traffic.get(move.bundle)
     return {
-        "bundle": each.move.bundle,
-        "source": each.move.source,
-        "destination": each.destination,
-        "placed": each.move.destination is None,
-        "reason": each.move.reason,
-        "cause": each.move.cause,
-        "predicted": None if each.move.predicted is None else asdict(each.move.predicted),
-        "bytes_per_second": each.bytes_per_second,
-        "messages_per_second": each.messages_per_second,
+        **asdict(move),
+        "placed": move.bundle in forecast.placed,
+        "bytes_per_second": None if traffic is None else traffic.bytes_per_second,
+        "messages_per_second": None if traffic is None else traffic.messages_per_second,
     }
 
 
 # --- for people ---
 
 
-def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> None:
+def print_forecast(seen: ForecastBasis, settings: BalancingSettings, forecast: Forecast) -> None:
     """Print the page: the basis, the brokers, planned moves, forbidden moves, and the
     conclusion.
     """
@@ -180,15 +177,15 @@ def print_effect(forecast: Forecast) -> None:
     """Print the brokers before and after, the moves, why they are made, and what keeps others."""
     print_heading("brokers")
     _print_brokers(forecast)
-    if forecast.moves:
+    if forecast.plan.moves:
         print_heading("moves")
         print_table(
             ("bundle", "from", "to", "MB/s", "messages/s"),
-            [_move_cells(move) for move in forecast.moves],
+            [_move_cells(forecast, move) for move in forecast.plan.moves],
         )
         print_heading("why")
         # What follows the semicolon is about the one bundle, whose figures the table has.
-        for reason in dict.fromkeys(move.move.reason.partition("; ")[0] for move in forecast.moves):
+        for reason in dict.fromkeys(move.reason.partition("; ")[0] for move in forecast.plan.moves):
             print_wrapped(reason, indent=2)
     if forecast.forbidden:
         print_heading("kept by policies")
@@ -196,9 +193,11 @@ def print_effect(forecast: Forecast) -> None:
             print_wrapped(_rule(each), indent=2)
     reasons, budget = _why_not_more(forecast), forecast.plan.budget
     # Without moves, it is the reason of the whole round.
-    blocked = budget.reason if budget is not None and budget.blocks and forecast.moves else None
+    blocked = (
+        budget.reason if budget is not None and budget.blocks and forecast.plan.moves else None
+    )
     if reasons or blocked:
-        print_heading("why not more" if forecast.moves else "why not")
+        print_heading("why not more" if forecast.plan.moves else "why not")
         if blocked:
             print_wrapped(blocked, indent=2)
         for subject, reason in list(reasons.items())[:_STAYS_MAX]:
@@ -213,7 +212,7 @@ def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | No
     off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
     stopped = paused if off is None else f"balancing.{off} is false"
     closing = "" if stopped is None else f" But the balancer moves nothing: {stopped}."
-    if not forecast.moves:
+    if not forecast.plan.moves:
         idle = forecast.plan.idle
         return (
             "Nothing would move:"
@@ -224,16 +223,16 @@ def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | No
     before, after = forecast.before.deviation, forecast.after.deviation
     verb = "fall" if after < before else "rise" if after > before else "stay"
     moved = _rate(forecast.moved_bytes_per_second, forecast.moved_messages_per_second)
-    unknown = sum(move.bytes_per_second is None for move in forecast.moves)
+    unknown = len(forecast.plan.moves) - len(forecast.traffic)
     note = f" (excluding {unknown} of unknown traffic)" if unknown else ""
     return (
-        f"{counted(len(forecast.moves), 'bundle')} would move, {moved},"
+        f"{counted(len(forecast.plan.moves), 'bundle')} would move, {moved},"
         f" {format_percent(forecast.moved_share)} of all throughput{note}; the deviation would"
         f" {verb} from {format_percent(before)} to {format_percent(after)}.{closing}"
     )
 
 
-def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
+def _preface(seen: ForecastBasis, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
     rule = (
         f"first the bundles that violate {OF_POLICIES}, then {shedder}"
@@ -326,16 +325,15 @@ def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
     )
 
 
-def _move_cells(each: MoveForecast) -> tuple[str, ...]:
-    placed = (
-        " (by placement)" if each.move.destination is None and each.destination is not None else ""
-    )
+def _move_cells(forecast: Forecast, move: Move) -> tuple[str, ...]:
+    is_placed = move.bundle in forecast.placed and move.destination is not None
+    traffic = forecast.traffic.get(move.bundle)
     return (
-        each.move.bundle,
-        each.move.source,
-        f"{each.destination or '-'}{placed}",
-        "-" if each.bytes_per_second is None else _tenths(each.bytes_per_second / _MEGABYTE),
-        "-" if each.messages_per_second is None else _count(each.messages_per_second),
+        move.bundle,
+        move.source,
+        f"{move.destination or '-'}{' (by placement)' if is_placed else ''}",
+        "-" if traffic is None else _tenths(traffic.bytes_per_second / _MEGABYTE),
+        "-" if traffic is None else _count(traffic.messages_per_second),
     )
 
 

@@ -32,7 +32,7 @@ from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.broker_conf import read_broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.commands.forecasts import Seen, document_of, print_forecast
+from equipoise.brokers.cli.commands.forecasts import ForecastBasis, document_of, print_forecast
 from equipoise.brokers.cli.options import Admin, BrokerConfOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_json
@@ -175,8 +175,8 @@ def plan(
         budget, at_ms = _budget(view, newest.get("shed"))
         strategy, forecast = foreseen(cluster, settings, placement, budget=budget, at_ms=at_ms)
         controls = standing_controls(view, now_ms)
-        saved, leader = saved_plan(view, forecast, settings.balancing), _leader(view)
-        seen = Seen(
+        saved, leader = saved_plan(view, forecast.plan, settings.balancing), _leader(view)
+        seen = ForecastBasis(
             plan=saved.id,
             log=admin.log,
             at_ms=now_ms,

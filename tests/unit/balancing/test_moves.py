@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves, moved_in
+from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove, moved_in
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.entries import BundleEntry
@@ -26,7 +26,7 @@ class Story:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.ended: list[Move] = []
+        self.ended: list[ObservedMove] = []
         self._moves = Moves()
         self._now_ns = 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.comparing import OURS, Comparison, Policy, compare, settings_of
+from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
 from equipoise.lab.page import write_page
 from equipoise.lab.recording import Recording
 from equipoise.lab.traces import Shape, Trace, generated
@@ -26,7 +26,7 @@ def trace_of(kind: str, seed: int) -> Trace:
 
 @pytest.fixture(scope="module")
 def comparisons() -> list[Comparison]:
-    policies = [Policy(name=name, settings=settings_of(name)) for name in (OURS, "AvgShedder")]
+    policies = [Contender(name=name, settings=settings_of(name)) for name in (OURS, "AvgShedder")]
     done: list[tuple[int, int]] = []
     traces = {kind: partial(trace_of, kind) for kind in ("steady", "broker-lost")}
     found = compare(

@@ -8,9 +8,9 @@ from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.grid import (
     RUNS_MAX,
-    Finished,
+    FinishedRun,
     FrontPoint,
-    Planned,
+    PlannedRun,
     fronts,
     grid_values,
     planned_runs,
@@ -51,7 +51,7 @@ def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None
         *((AVERAGE, ("average.low_percent=10", window)) for window in windows),
     ]
     assert [
-        Planned(trace=trace, policy=policy, settings=settings, seed=seed)
+        PlannedRun(trace=trace, policy=policy, settings=settings, seed=seed)
         for trace in ("steady", "noisy")
         for policy, settings in expected
         for seed in (1, 2)
@@ -59,7 +59,7 @@ def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None
 
 
 def test_a_grid_without_values_runs_the_defaults() -> None:
-    assert [Planned(trace="steady", policy=OURS, settings=(), seed=1)] == planned_runs(
+    assert [PlannedRun(trace="steady", policy=OURS, settings=(), seed=1)] == planned_runs(
         ["steady"], [OURS], {}, seeds=1
     )
 
@@ -79,11 +79,11 @@ def test_a_grid_that_is_too_large_is_refused_before_it_is_made() -> None:
 
 def finished(
     trace: str, policy: str, seed: int, *figures: float, settings: tuple[str, ...] = ()
-) -> Finished:
+) -> FinishedRun:
     """Return a run that reached this unevenness and load moved, or that failed."""
-    run = Planned(trace=trace, policy=policy, settings=settings, seed=seed)
+    run = PlannedRun(trace=trace, policy=policy, settings=settings, seed=seed)
     if not figures:
-        return Finished(run=run, error="it failed")
+        return FinishedRun(run=run, error="it failed")
     unevenness, load_moved = figures
     metrics = Metrics(
         unevenness=unevenness,
@@ -94,7 +94,7 @@ def finished(
         balanced_s=None,
         undone=0,
     )
-    return Finished(run=run, metrics=metrics)
+    return FinishedRun(run=run, metrics=metrics)
 
 
 def test_a_front_is_of_one_trace_over_means_and_without_settings_that_failed() -> None:

@@ -28,7 +28,7 @@ from equipoise.pulsar_cluster.applying import (
 )
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
 from equipoise.pulsar_cluster.loads import LoadReports
-from equipoise.pulsar_cluster.moving import Outcome
+from equipoise.pulsar_cluster.moving import MoveOutcome
 from equipoise.pulsar_cluster.records import Message, StateRecord
 from equipoise.pulsar_cluster.saved_plans import SavedPlan
 from equipoise.pulsar_cluster.table import Table
@@ -125,7 +125,7 @@ class FakeCluster:
 
 def run(
     cluster: FakeCluster, audit: AuditFile, plan: SavedPlan | None = None, **options: object
-) -> list[Outcome | str]:
+) -> list[MoveOutcome | str]:
     table = Table()
     for number, bundle in enumerate(BUNDLES):
         table.fold(owned(bundle, "a:8080", offset=number))
@@ -181,7 +181,7 @@ def test_the_unloads_of_the_plan_are_sent_and_nothing_else(audit: AuditFile) -> 
     cluster = FakeCluster()
     events = run(cluster, audit)
     assert sorted(map(unload, BUNDLES[:4])) == sorted(cluster.sent)
-    assert ["moved"] * 4 == [event.status for event in events if isinstance(event, Outcome)]
+    assert ["moved"] * 4 == [event.status for event in events if isinstance(event, MoveOutcome)]
     told = lines_of(audit)
     assert ("begin", "end") == (told[0]["event"], told[-1]["event"])
     for event in ("request", "answer", "moved"):
@@ -213,7 +213,7 @@ def test_what_the_plan_did_not_foresee_stops_it(audit: AuditFile, fault: str, to
     assert [unload(BUNDLES[0])] == cluster.sent
     assert told in str(events[-1])
     assert told in str(lines_of(audit)[-1]["stopped"])
-    assert 4 == sum(isinstance(event, Outcome) for event in events)
+    assert 4 == sum(isinstance(event, MoveOutcome) for event in events)
 
 
 def test_a_bundle_that_its_owner_does_not_have_is_not_moved(audit: AuditFile) -> None:
@@ -224,7 +224,7 @@ def test_a_bundle_that_its_owner_does_not_have_is_not_moved(audit: AuditFile) ->
     assert [unload(BUNDLES[0])] == cluster.sent
     assert "a:8080 does not own it, as the topic says" in str(events[-1])
     assert ["moved", "failed", "left out", "left out"] == [
-        event.status for event in events if isinstance(event, Outcome)
+        event.status for event in events if isinstance(event, MoveOutcome)
     ]
 
 
@@ -233,7 +233,7 @@ def test_an_interrupt_waits_for_what_is_under_way(audit: AuditFile) -> None:
     events = run(cluster, audit, at_once=1, is_interrupted=lambda: bool(cluster.sent))
     assert [unload(BUNDLES[0])] == cluster.sent
     assert ["moved", *["left out"] * 3] == [
-        event.status for event in events if isinstance(event, Outcome)
+        event.status for event in events if isinstance(event, MoveOutcome)
     ]
     assert "it was interrupted" == events[-1]
 
@@ -431,7 +431,7 @@ def test_a_move_that_arrived_during_a_slow_look_has_moved(audit: AuditFile) -> N
 
     cluster.admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
     events = run(cluster, audit, plan_of(1), timeout_ms=500)
-    assert ["moved"] == [event.status for event in events if isinstance(event, Outcome)]
+    assert ["moved"] == [event.status for event in events if isinstance(event, MoveOutcome)]
 
 
 def _emptied(news: deque[tuple[str, StateRecord | None]]) -> list[tuple[str, StateRecord | None]]:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from equipoise.pulsar_cluster.loads import Held, LoadMessage, LoadReports, Weighed, weigh
+from equipoise.pulsar_cluster.loads import HeldBundle, LoadMessage, LoadReports, Weighed, weigh
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.house.house_rules import ROOT
@@ -28,7 +28,7 @@ LONG_AGO_MS = NOW_MS - 600_000
 
 def weighed(held: dict[str, list[str]], reports: LoadReports, **options: object) -> Weighed:
     holds = {
-        broker: [Held(bundle, LONG_AGO_MS) for bundle in bundles]
+        broker: [HeldBundle(bundle, LONG_AGO_MS) for bundle in bundles]
         for broker, bundles in held.items()
     }
     return weigh(holds, reports, now_ms=NOW_MS, age_ms_max=60_000, **options)  # type: ignore[arg-type]
@@ -71,8 +71,8 @@ def test_a_bundle_that_arrived_since_the_report_weighs_the_mean_of_the_unnamed()
     held = {"a:8080": BUNDLES[:12], "b:8080": []}
     reports = reports_of(held, dict.fromkeys(BUNDLES, 6.0))
     holds = {
-        "a:8080": [Held(bundle, LONG_AGO_MS) for bundle in BUNDLES[:12]],
-        "b:8080": [Held(BUNDLES[13], NOW_MS + 1)],
+        "a:8080": [HeldBundle(bundle, LONG_AGO_MS) for bundle in BUNDLES[:12]],
+        "b:8080": [HeldBundle(BUNDLES[13], NOW_MS + 1)],
     }
     found = weigh(holds, reports, now_ms=NOW_MS, age_ms_max=60_000)
     assert 3.0 == rate(found, BUNDLES[13])
@@ -214,7 +214,7 @@ def test_the_reports_of_a_real_cluster_are_read() -> None:
         assert {} == reports.problems
         last_ms = published_ms
     held = {
-        broker: [Held(each.traffic.bundle, 0) for each in top]
+        broker: [HeldBundle(each.traffic.bundle, 0) for each in top]
         for broker, top in reports.top.items()
     }
     found = weigh(held, reports, now_ms=last_ms, age_ms_max=30_000)

@@ -16,7 +16,7 @@ from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.gathering import cluster_of, measured_loads
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
-from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, holder_of, plan_moves
+from equipoise.pulsar_cluster.planning import EVEN, Cluster, ClusterPlan, holder_of, plan_moves
 from equipoise.pulsar_cluster.records import StateRecord
 from equipoise.pulsar_cluster.table import Table
 from equipoise.shedder.loads import BundleTraffic, Traffic
@@ -47,7 +47,9 @@ def piled(**options: object) -> Cluster:
     )
 
 
-def carried(planned: Planned, rates: dict[str, float], owners: dict[str, str]) -> dict[str, float]:
+def carried(
+    planned: ClusterPlan, rates: dict[str, float], owners: dict[str, str]
+) -> dict[str, float]:
     after = owners | {move.bundle: move.destination or "" for move in planned.moves}
     return {
         broker: sum(rates[bundle] for bundle, at in after.items() if at == broker)
