@@ -12,11 +12,21 @@ from equipoise.brokers.security.rights import Need
 from tests.docs.markdown import cell, table
 from tests.docs.reference_pages import FOLDER
 from tests.unit.pulsar.wire_client import T
-from tests.unit.security.who_may import ASKED, ROLES
+from tests.unit.security.who_may import ASKED, SUPER
 
 PAGE: Final = FOLDER / "rights.md"
 
 _ALL: Final = "all"
+IN_THE_NAMESPACE: Final = {"producer": "produce", "consumer": "consume", "tenant": "tenant admin"}
+IN_THE_CLUSTER: Final = {
+    "no credentials": "nothing, no credentials either",
+    "nobody": "nothing",
+    "viewer": "`read`",
+    "operator": "`operate`",
+    "admin": "`admin`",
+    SUPER: "super role",
+}
+"""The roles of the cases, each with what all roles after it may do, too."""
 
 
 def page() -> str:
@@ -31,10 +41,11 @@ def page() -> str:
         ),
         "## Who may do what",
         (
-            "Three columns are about one namespace: in which the role may produce or consume, or"
-            " whose tenant it administers. Elsewhere these roles may do nothing."
+            "A role needs one of these: a right in the namespace of the request or its tenant, or a"
+            " right in the cluster, each of which has all before it: `read`, `operate`, `admin`,"
+            " super role."
         ),
-        table(("request", "at", *ROLES.values()), _who_may()),
+        table(("request", "at", "in the namespace", "in the cluster"), _who_may()),
         (
             "A role without the right gets 403 (`NotAuthorized`) over HTTP, and Pulsar's error"
             " `AuthorizationError` on the Pulsar port. Without valid credentials it is 401, and"
@@ -61,9 +72,21 @@ def _who_may() -> list[tuple[str, ...]]:
         assert may == asked.may or asked.http is None, "one row has one answer over HTTP"
         at += [f"`{asked.http[0]}`" if asked.http else f"`{T.Name(asked.command or 0)}`"]
     return [
-        (cell(row), ", ".join(dict.fromkeys(at)), *("yes" if role in may else "" for role in ROLES))
+        (cell(row), ", ".join(dict.fromkeys(at)), _in_the_namespace(may), _in_the_cluster(may))
         for row, (may, at) in rows.items()
     ]
+
+
+def _in_the_namespace(may: frozenset[str]) -> str:
+    return ", ".join(name for role, name in IN_THE_NAMESPACE.items() if role in may)
+
+
+def _in_the_cluster(may: frozenset[str]) -> str:
+    """Return the least right of those that are each a part of the next one."""
+    rights = list(IN_THE_CLUSTER)
+    least = next(number for number, role in enumerate(rights) if role in may)
+    assert may.issuperset(rights[least:]), "a right has all before it"
+    return IN_THE_CLUSTER[rights[least]]
 
 
 def needs(need: Need) -> str:
