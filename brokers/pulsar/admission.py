@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from equipoise.brokers.balancing import topic_policies as policies
-from equipoise.brokers.pulsar.topics.dispatch import Refusal
+from equipoise.brokers.pulsar.directory import Directory
+from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.topics.clients import Refusal
 from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, partitions_in
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.channel.core.ranges import TopicName
-
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.server import Server
 
 
 class Admission:
     """The policies of all namespaces, for the clients of one broker."""
 
-    def __init__(self, server: Server) -> None:
-        """`server` asks other brokers for topics."""
-        self._server = server
+    def __init__(self, service: PulsarService, directory: Directory, peers: Peers) -> None:
+        """`peers` asks other brokers for their topics."""
+        self._service = service
+        self._directory = directory
+        self._peers = peers
         # By namespace. A lock goes when nobody holds it or waits for it.
         self._creating = WeakValueDictionary[str, asyncio.Lock]()
 
@@ -39,7 +40,7 @@ class Admission:
         Partitions of a partitioned topic exist already.
         """
         if not self._may_use(topic):
-            is_certain = await self._server.up_to_date()
+            is_certain = await self._directory.up_to_date()
             if not self._may_use(topic):
                 problem = (
                     f"topic {topic.full} does not exist, and clients must not create topics in"
@@ -49,14 +50,14 @@ class Admission:
                     error=ServerError.TOPIC_NOT_FOUND if is_certain else ServerError.METADATA_ERROR,
                     problem=problem,
                 )
-        if _is_partition(topic.full, partitions_in(self._server.policies_of(topic.namespace))):
+        if _is_partition(topic.full, partitions_in(self._service.policies_of(topic.namespace))):
             yield
             return
         async with self.room(topic):
             yield
 
     def _may_use(self, topic: TopicName) -> bool:
-        document = self._server.policies_of(topic.namespace)
+        document = self._service.policies_of(topic.namespace)
         creation = policies.AUTO_TOPIC_CREATION.value_in(document)
         return (
             creation is None
@@ -73,11 +74,11 @@ class Admission:
         before they are asked. So many at once never exceed the limit. Brokers that create the last
         ones at the same time may refuse each other.
         """
-        topics_max = policies.MAX_TOPICS.value_in(self._server.policies_of(topic.namespace))
+        topics_max = policies.MAX_TOPICS.value_in(self._service.policies_of(topic.namespace))
         if not topics_max:
             yield
             return
-        announced = self._server.service.hosting.announced
+        announced = self._service.hosting.announced
         async with self._creating.setdefault(topic.namespace, asyncio.Lock()):
             announced.add(topic.full)
             try:
@@ -88,11 +89,9 @@ class Admission:
 
     async def _check_room(self, topic: TopicName, added: int, topics_max: int) -> None:
         others = [
-            name
-            for name in await self._server.peers.topics_of(topic.namespace)
-            if name != topic.full
+            name for name in await self._peers.topics_of(topic.namespace) if name != topic.full
         ]
-        partitions = partitions_in(self._server.policies_of(topic.namespace))
+        partitions = partitions_in(self._service.policies_of(topic.namespace))
         count = sum(partitions.values()) + sum(
             not _is_partition(name, partitions) for name in others
         )
@@ -109,7 +108,7 @@ class Admission:
 
     def producer_refused(self, topic: TopicName, *, is_encrypted: bool) -> Refusal | None:
         """Return why a producer is refused; None if it is not."""
-        document = self._server.policies_of(topic.namespace)
+        document = self._service.policies_of(topic.namespace)
         if is_encrypted or not policies.ENCRYPTION_REQUIRED.value_in(document):
             return None
         message = (

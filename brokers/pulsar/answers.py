@@ -11,17 +11,22 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.pulsar.admission import Admission
+from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
+from equipoise.brokers.pulsar.connections import Connections
+from equipoise.brokers.pulsar.directory import Directory
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
-from equipoise.brokers.pulsar.rights import NEEDS, Guarded, Rights
-from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
-from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
+from equipoise.brokers.pulsar.rights import Guarded, Rights
+from equipoise.brokers.pulsar.service import PulsarService, now_ms, send_active_changes
+from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
-from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.topics.stats import kind_name
@@ -36,20 +41,16 @@ from equipoise.brokers.pulsar.wire.errors import (
 )
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
-    Acked,
     Asked,
     Connected,
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,
     CredentialsSent,
-    Damaged,
-    Flowed,
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
     ProducerClosed,
-    Published,
     Question,
     Request,
     Schema,
@@ -64,16 +65,24 @@ from equipoise.brokers.pulsar.wire.requests import (
 from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
 
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.server import Server
-    from equipoise.brokers.pulsar.session import Session
-
 _logger: Final = logging.getLogger(__name__)
 
 # The version prefix of Pulsar's Go client.
 _GO: Final = "Pulsar-Go"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What answers need, the same for all sessions. `rights` is None without authorization."""
+
+    service: PulsarService
+    connections: Connections[Session]
+    directory: Directory
+    schemas: ClusterSchemas
+    admission: Admission
+    rights: Rights | None
 
 
 class Answers:
@@ -83,37 +92,34 @@ class Answers:
         "_connection",
         "_creations",
         "_creations_asked",
-        "_server",
+        "_parts",
         "_service",
         "_session",
         "_tasks",
         "_topics_asked",
     )
 
-    def __init__(self, session: Session, server: Server) -> None:
+    def __init__(self, session: Session, parts: Parts) -> None:
         """Start without tasks."""
         self._session = session
         self._connection = session.connection
-        self._server = server
-        self._service = server.service
+        self._parts = parts
+        self._service = parts.service
         self._tasks: set[asyncio.Task[None]] = set()
         self._creations: dict[tuple[Asked, int], asyncio.Task[None]] = {}
         self._creations_asked = OrderedDict[tuple[Asked, int], Callable[[], Awaitable[None]]]()
         self._topics_asked = deque[TopicsAsked]()
 
-    def answer(self, request: Request) -> Published | None:
-        """Handle one request, or start a task for it. Return what is left of it: answer that in a
-        moment, and before the next request.
-        """
-        if type(request) in NEEDS and self._is_refused(cast("Guarded", request)):
-            return None
-        return self._HANDLERS[type(request)](self, request)
+    def answer(self, request: Request) -> None:
+        """Handle one request, or start a task for it."""
+        if not (isinstance(request, Guarded) and self._is_refused(request)):
+            self._HANDLERS[type(request)](self, request)
 
     def _is_refused(self, request: Guarded) -> bool:
         """Refuse a request if the role of the client lacks the right for it. Return whether that
         was so.
         """
-        rights = self._server.rights
+        rights = self._parts.rights
         why = None if rights is None else rights.lacking(self._session, request)
         if rights is None or why is None:
             return False
@@ -126,8 +132,8 @@ class Answers:
         """
         why = (
             None
-            if self._server.rights is None
-            else self._server.rights.lacking(self._session, request)
+            if self._parts.rights is None
+            else self._parts.rights.lacking(self._session, request)
         )
         return None if why is None else Refusal(error=ServerError.METADATA_ERROR, message=why)
 
@@ -141,49 +147,11 @@ class Answers:
             case _:
                 self._connection.refuse(request, refused.error, refused.message)
 
-    def rest_ms(self, left: Published) -> int:
-        """Return how long the publish rate of its topic forbids what is left of a request, or 0 if
-        it waits for other clients.
-        """
-        assert isinstance(left.producer, Publishing), "what was attached here"
-        return left.producer.served.topic.rest_ms
-
     def end(self) -> None:
         """Cancel all tasks, because the connection is over."""
         self._creations_asked.clear()
         for task in tuple(self._tasks):
             task.cancel()
-
-    # --- messages ---
-
-    def _on_published(self, request: Published) -> Published | None:
-        assert isinstance(request.producer, Publishing), "what was attached here"
-        left = self._service.publish(
-            request.producer.served, request.producer.producer, request.entries
-        )
-        return Published(producer=request.producer, entries=[*left]) if left else None
-
-    def _on_damaged(self, request: Damaged) -> None:
-        assert isinstance(request.producer, Publishing), "what was attached here"
-        self._server.counts.damaged += 1
-        # Clients match answers with the head of their queue, so this one must not overtake a
-        # receipt.
-        if not self._service.release_receipts(request.producer.served, request.producer.producer):
-            return
-        producer_id = request.producer.producer.producer_id
-        self._connection.send_error(
-            producer_id,
-            request.sequence_id,
-            ServerError.CHECKSUM_ERROR,
-            "The checksum of the message is wrong",
-        )
-
-    def _on_flowed(self, request: Flowed) -> None:
-        assert isinstance(request.consumer, Consuming), "what was attached here"
-        self._service.flow(request.consumer.served, request.consumer.consumer, request.permits)
-
-    def _on_acked(self, _request: Acked) -> None:
-        self._server.counts.acknowledgements += 1
 
     # --- requests answered at once ---
 
@@ -194,7 +162,7 @@ class Answers:
         self._session.client_version = request.client_version
 
     def _on_turned_away(self, request: TurnedAway) -> None:
-        self._server.counts.turned_away[request.what] += 1
+        self._parts.connections.counts.turned_away[request.what] += 1
 
     def _on_creation_cancelled(self, request: CreationCancelled) -> None:
         key = (request.asked, request.request_id)
@@ -221,7 +189,7 @@ class Answers:
             self._connection.refuse(request, answer.error, answer.message)
             return
         for other in answer:
-            session_of(other).redirect_consumer(other, None)
+            other.link.redirect_consumer(other, None)
         self._session.drop_consumer(consumer, served)
         self._connection.succeed(request)
 
@@ -237,7 +205,7 @@ class Answers:
         send_active_changes(served.topic.remove_consumers((consumer,)))
         # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it
         # has passed.
-        kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
+        kept_s = self._service.settings.topics.reconnect_wait_ms / 1_000
         asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
 
     def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
@@ -273,20 +241,20 @@ class Answers:
                 if self._session.client_version.startswith(_GO):
                     return 0
                 raise
-            return await self._server.partitions_of(topic)
+            return await self._parts.directory.partitions_of(topic)
 
         self._ask(request, count, partial(replies.partitions, request.request_id))
 
     def _on_lookup_asked(self, request: LookupAsked) -> None:
         self._ask(
             request,
-            lambda: self._server.locate(served_topic(request.topic)),
+            lambda: self._parts.directory.locate(served_topic(request.topic)),
             partial(replies.located, request.request_id),
         )
 
     def _on_schema_asked(self, request: SchemaAsked) -> None:
         async def find() -> tuple[bytes, Schema]:
-            found = await self._server.schemas.find(served_topic(request.topic), request.version)
+            found = await self._parts.schemas.find(served_topic(request.topic), request.version)
             if found is None:
                 raise NotServed(
                     error=ServerError.TOPIC_NOT_FOUND,
@@ -307,7 +275,7 @@ class Answers:
         """
         while self._topics_asked:
             request = self._topics_asked[0]
-            encoded = partial(self._server.encoded_topics, request.namespace, request.mode)
+            encoded = partial(self._parts.directory.encoded_topics, request.namespace, request.mode)
             await self._answer(request, encoded, partial(replies.topics, request.request_id))
             self._session.write_soon()
             self._topics_asked.popleft()
@@ -339,12 +307,12 @@ class Answers:
 
     async def _open_producer(self, request: ProducerAsked) -> None:
         session, connection = self._session, self._connection
-        name = request.name or self._server.new_producer_name()
+        name = request.name or self._parts.directory.new_producer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
             # Again: it may have been revoked since the request came.
             refused = self._without_right(request)
-            refused = refused or self._server.admission.producer_refused(
+            refused = refused or self._parts.admission.producer_refused(
                 served_topic(request.topic), is_encrypted=request.is_encrypted
             )
             if refused is not None:
@@ -367,7 +335,7 @@ class Answers:
         try:
             served, (producer, replaced) = await self._let_in(request.topic, enter)
         except ServedElsewhere as error:
-            self._server.counts.redirected += 1
+            self._parts.connections.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
                 version = version_of(request.schema)
                 elsewhere = Elsewhere(url=error.url)
@@ -393,7 +361,7 @@ class Answers:
 
     async def _open_consumer(self, request: SubscribeAsked) -> None:
         session, connection = self._session, self._connection
-        name = request.name or self._server.new_consumer_name()
+        name = request.name or self._parts.directory.new_consumer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
             refused = self._without_right(request)
@@ -428,7 +396,7 @@ class Answers:
             # Answer success, then redirect: clients differ in how they handle an error
             # (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
-            self._server.counts.redirected += isinstance(error, ServedElsewhere)
+            self._parts.connections.counts.redirected += isinstance(error, ServedElsewhere)
             connection.consumer_opened(request, Elsewhere(url=url))
             return
         except EquipoiseError as error:
@@ -467,21 +435,18 @@ class Answers:
         here = self._service.served_now(name)
         if here is not None:
             return here
-        served = await self._service.serve(name, self._server.admission.use)
+        served = await self._service.serve(name, self._parts.admission.use)
         if isinstance(served, Peer):
             raise ServedElsewhere(
                 topic=topic, broker=served.broker, url=pulsar_address(served.addresses)
             )
         return served
 
-    async def _declared_dead(self, holder: object) -> bool:
+    async def _declared_dead(self, holder: Producer | Consumer | None) -> bool:
         """Return whether the holder's connection was dead and is now removed."""
-        if not isinstance(holder, Producer | Consumer):
+        if holder is None or holder.link is self._session or await holder.link.is_alive():
             return False
-        session = cast("Session", holder.link)
-        if session is self._session or await session.is_alive():
-            return False
-        session.abort()
+        holder.link.abort()
         return True
 
     # --- tasks ---
@@ -494,7 +459,10 @@ class Answers:
         self._begin_creations()
 
     def _begin_creations(self) -> None:
-        while self._creations_asked and len(self._creations) < self._server.limits.creations_max:
+        while (
+            self._creations_asked
+            and len(self._creations) < self._parts.connections.limits.creations_max
+        ):
             key, operation = self._creations_asked.popitem(last=False)
             task = self._creations[key] = self._begin(operation)
             task.add_done_callback(partial(self._end_creation, key))
@@ -514,16 +482,12 @@ class Answers:
         try:
             await operation()
         except Exception:
-            about = {"broker": self._server.broker_id, "client": self._session.address}
+            about = {"broker": self._parts.connections.broker_id, "client": self._session.address}
             _logger.exception("a request of a Pulsar client failed", extra=about)
             self._session.abort()
         self._session.write_soon()
 
-    _HANDLERS: Final[Mapping[type, Callable[..., Published | None]]] = {
-        Published: _on_published,
-        Damaged: _on_damaged,
-        Flowed: _on_flowed,
-        Acked: _on_acked,
+    _HANDLERS: Final[Mapping[type, Callable[..., None]]] = {
         CredentialsSent: _on_credentials_sent,
         Connected: _on_connected,
         TurnedAway: _on_turned_away,

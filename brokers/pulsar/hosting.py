@@ -10,9 +10,8 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.clients import Consumer, Producer
 from equipoise.brokers.pulsar.topics.names import partition_of
-from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership, Work
 from equipoise.channel.core.errors import Overloaded

@@ -7,30 +7,32 @@ prometheus-client's locks. `docs/reference/metrics.md` explains each one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from equipoise.brokers.pulsar.connections import Connections
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.wire.errors import Violation
-
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.server import Server
 
 
 class PulsarMetrics(Collector):
     """The metrics of one server and its service. Collect them on the worker's loop."""
 
-    def __init__(self, server: Server, *, broker: str) -> None:
+    def __init__(
+        self, service: PulsarService, connections: Connections[Session], *, broker: str
+    ) -> None:
         """Label every metric with `broker`, the broker's id."""
-        self._server = server
+        self._service = service
+        self._connections = connections
         self._broker = broker
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics with their current values."""
         yield from self._gauges()
         yield from self._counters()
-        counts = self._server.counts
+        counts = self._connections.counts
         text = "Clients disconnected for a protocol violation, silence or memory."
         broken_off = CounterMetricFamily(
             "equipoise_pulsar_disconnections", text, labels=("broker", "reason")
@@ -49,10 +51,10 @@ class PulsarMetrics(Collector):
         yield turned_away
 
     def _gauges(self) -> Iterator[Metric]:
-        service = self._server.service
+        service = self._service
         topics = service.hosting.topics.values()
         for name, text, value in (
-            ("connections", "Clients connected.", self._server.connections),
+            ("connections", "Clients connected.", self._connections.count),
             ("topics", "Topics in use.", len(topics)),
             (
                 "producers",
@@ -67,12 +69,12 @@ class PulsarMetrics(Collector):
             (
                 "behind_bytes",
                 "Bytes that wait for clients to read them.",
-                self._server.behind.bytes,
+                self._connections.behind.bytes,
             ),
             (
                 "unfinished_bytes",
                 "Bytes of frames that clients have not finished sending.",
-                self._server.unfinished.bytes,
+                self._connections.unfinished.bytes,
             ),
             (
                 "topics_waiting",
@@ -85,7 +87,7 @@ class PulsarMetrics(Collector):
             yield family
 
     def _counters(self) -> Iterator[Metric]:
-        server, service = self._server.counts, self._server.service.counts
+        server, service = self._connections.counts, self._service.counts
         for name, text, value in (
             ("connections_accepted", "Connections accepted.", server.accepted),
             (

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from equipoise.brokers.pulsar.topics.dispatch import Refusal
+from equipoise.brokers.pulsar.topics.clients import Refusal
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     LookupAsked,
@@ -25,15 +25,12 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
 )
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.identity import Identity, Surface
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, USE, Authorization, Need, Place
 from equipoise.channel.core.entries import NamespaceChanged, PolicyChanged
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import parse_topic, tenant_in
 from equipoise.channel.core.reader import Folded
-
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.session import Session
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -62,45 +59,58 @@ _SHOWN_MAX: Final = 256
 _SESSIONS_PER_TURN: Final = 64
 
 
+class Client(Protocol):
+    """A connection, as the rights of its client see it."""
+
+    address: str
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who the client is."""
+        ...
+
+    def revoke(self, has: Callable[[Need, str], bool]) -> None:
+        """End what the client needs rights for that it no longer has: `has(need, topic)`."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+
 class Rights:
     """The rights of all clients of one broker."""
 
-    def __init__(
-        self,
-        authorization: Authorization,
-        worker: Worker,
-        sessions: Callable[[], Iterable[Session]],
-    ) -> None:
-        """`sessions` returns the connected clients."""
+    def __init__(self, authorization: Authorization, worker: Worker) -> None:
+        """`worker` has read who has which rights."""
         self._authorization = authorization
         self._worker = worker
-        self._sessions = sessions
         self._changed = asyncio.Event()
 
-    def lacking(self, session: Session, request: Guarded) -> str | None:
+    def lacking(self, client: Client, request: Guarded) -> str | None:
         """Return why the role of the client lacks the right for a request; None if it has the
         right.
         """
-        place, identity = _place_of(request), session.connection.identity
+        place, identity = _place_of(request), client.identity
         if place is None:
             return None  # The name is none, which is the next thing that is found.
         assert identity is not None, "rights need authentication, which comes first"
         on = request.namespace if isinstance(request, TopicsAsked) else request.topic
-        what, client = (
+        what, address = (
             f"{request.asked.value} {on[:_SHOWN_MAX]}",
-            session.address.rpartition(":")[0],
+            client.address.rpartition(":")[0],
         )
         return self._authorization.check(
-            Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=client
+            Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=address
         )
 
-    async def refusal(self, session: Session, request: Guarded, why: str) -> Refusal:
+    async def refusal(self, client: Client, request: Guarded, why: str) -> Refusal:
         """Return the refusal of a request whose right is lacking, once all rights are read.
 
         A client whose right was granted a moment ago tries again, as it does if this broker may not
         have read all rights.
         """
-        place, identity = _place_of(request), session.connection.identity
+        place, identity = _place_of(request), client.identity
         assert place is not None, "the right is lacking"
         assert identity is not None, "rights need authentication, which comes first"
         is_certain = await self._worker.up_to_date(timeout_ms=self._worker.config.lookup_ms)
@@ -112,16 +122,16 @@ class Rights:
             message=why,
         )
 
-    async def follow(self) -> None:
+    async def follow(self, clients: Callable[[], Iterable[Client]]) -> None:
         """End producers and consumers whose right is revoked, as soon as this broker has read
-        that.
+        that. `clients` returns those that are connected.
         """
         end = self._worker.listen(self._heard, resynced=lambda _: self._changed.set())
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await self._end_revoked()
+                await self._end_revoked(clients())
         finally:
             end()
 
@@ -132,21 +142,21 @@ class Rights:
         ):
             self._changed.set()
 
-    async def _end_revoked(self) -> None:
-        for number, session in enumerate(tuple(self._sessions())):
+    async def _end_revoked(self, clients: Iterable[Client]) -> None:
+        for number, client in enumerate(clients):
             if number % _SESSIONS_PER_TURN == 0:
                 await asyncio.sleep(0)  # Clients are served between them.
             try:
-                self._end_revoked_of(session)
+                self._end_revoked_of(client)
             except Exception:  # Rights of other clients must still end.
                 _logger.exception(
                     "rights of a Pulsar client could not be ended",
-                    extra={"client": session.address},
+                    extra={"client": client.address},
                 )
-                session.abort()
+                client.abort()
 
-    def _end_revoked_of(self, session: Session) -> None:
-        identity = session.connection.identity
+    def _end_revoked_of(self, client: Client) -> None:
+        identity = client.identity
         if identity is None:
             return
 
@@ -154,14 +164,7 @@ class Rights:
             place = _place_in(parse_topic(topic).namespace)
             return self._authorization.is_allowed(identity, need, place)
 
-        for producer, served in tuple(session.producers.items()):
-            if not has(PRODUCE, served.name):
-                session.redirect_producer(producer, None)
-                session.drop_producer(producer, served)
-        for consumer, served in tuple(session.consumers.items()):
-            if not has(CONSUME, served.name):
-                session.redirect_consumer(consumer, None)
-                session.drop_consumer(consumer, served)
+        client.revoke(has)
 
 
 def _place_of(request: Guarded) -> Place | None:

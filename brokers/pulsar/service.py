@@ -27,21 +27,22 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
 from equipoise.brokers.pulsar.closed import ClosedBundles, Left
 from equipoise.brokers.pulsar.deadlines import Deadlines
 from equipoise.brokers.pulsar.hosting import Hosting, Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
-from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Link, Producer, Receipt
+from equipoise.brokers.pulsar.topics.dispatch import Delivery
 from equipoise.brokers.pulsar.topics.policies import PolicyTable
-from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.schemas import Schemas
-from equipoise.brokers.pulsar.topics.subscription import Delivery
-from equipoise.brokers.pulsar.topics.topic import Outcome, Receipt, TopicState
+from equipoise.brokers.pulsar.topics.throttling import Patience
+from equipoise.brokers.pulsar.topics.topic import Outcome, TopicState
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
@@ -54,18 +55,16 @@ from equipoise.brokers.runtime.service import (
     Work,
     pulsar_address,
 )
+from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import TopicName
+from equipoise.channel.core.records import Document
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad
 
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.session import Session
-
 _logger: Final = logging.getLogger(__name__)
 
-# The version prefix of Pulsar's Java client.
-_JAVA: Final = "Pulsar-Java"
+_NO_POLICIES: Final[Document] = {}
 
 
 @dataclass(slots=True)
@@ -88,16 +87,11 @@ class PulsarService(Service):
     def __init__(self, settings: Settings | None = None) -> None:
         """Use the default settings unless others are given."""
         self.settings = settings or Settings()
-        # The least time that a client's program has to read a message from its library before its
-        # consumer reconnects. The server sets it from an operator's setting.
-        self.settle_ms = 0
-        # Returns the settings in force. The server replaces it.
-        self.balancing: Callable[[], BalancingSettings] = BalancingSettings
-        self.policies = PolicyTable(self.settings.topics)
+        self.policies = PolicyTable(self.settings.topics, self.policies_of)
         self.hosting = Hosting(
             limits=self.policies.limits_of,
             topics_max=self.settings.topics_max,
-            tenant_topics_max=lambda: self.balancing().tenants.topics_max,
+            tenant_topics_max=lambda: self._balancing().tenants.topics_max,
         )
         self.schemas = Schemas()
         self.counts = Counts()
@@ -111,6 +105,25 @@ class PulsarService(Service):
         self.deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
         self._counted: Mapping[str, Totals] = {}
         self._counted_since = time.monotonic()
+
+    @property
+    def settle_ms(self) -> int:
+        """The least time that a client's program has to read a message from its library before its
+        consumer reconnects.
+        """
+        return self.host.config.pulsar_settle_ms if isinstance(self.host, Worker) else 0
+
+    def policies_of(self, namespace: str) -> Document:
+        """Return the current policies of a namespace; none if it does not exist."""
+        view = self.host.view if isinstance(self.host, Worker) else None
+        entry = None if view is None else view.namespaces.get(namespace)
+        return _NO_POLICIES if entry is None else entry.policies
+
+    def _balancing(self) -> BalancingSettings:
+        """Return the settings in force."""
+        if not isinstance(self.host, Worker):
+            return BalancingSettings()
+        return settings_in(self.host.view, self.host.config.base_settings)
 
     # --- calls by the worker ---
 
@@ -163,14 +176,14 @@ class PulsarService(Service):
         producers = [
             producer for served in released for producer in served.topic.producers.values()
         ]
-        consumers: defaultdict[Session, list[Consumer]] = defaultdict(list)
+        consumers: defaultdict[Link, list[Consumer]] = defaultdict(list)
         for served in released:
             for consumer in served.topic.consumers:
-                consumers[session_of(consumer)].append(consumer)
+                consumers[consumer.link].append(consumer)
         for producer in producers:
-            session_of(producer).redirect_producer(producer, url)
-        for session, of_session in consumers.items():
-            self._in_background(self._redirect_consumers(session, of_session, url))
+            producer.link.redirect_producer(producer, url)
+        for link, of_link in consumers.items():
+            self._in_background(_redirect_consumers(link, of_link, url))
         return states
 
     # One state is kept for each bundle.
@@ -230,7 +243,7 @@ class PulsarService(Service):
         """
         hosted = self.hosting.bundles.get(bundle.name)
         topics = () if hosted is None else topic_loads(hosted.topics.values())
-        settings = self.balancing()
+        settings = self._balancing()
         question = SplitQuestion(
             low=bundle.low,
             high=bundle.high,
@@ -347,19 +360,19 @@ class PulsarService(Service):
     def delete_subscription(self, served: Served, name: str) -> None:
         """Delete a subscription with its backlog, if there is one, and disconnect its consumers."""
         for consumer in served.topic.delete_subscription(name):
-            session_of(consumer).redirect_consumer(consumer, None)
+            consumer.link.redirect_consumer(consumer, None)
         self.hosting.forget_if_idle(served)
 
     def publish(
-        self, served: Served, producer: Producer, entries: Sequence[Sent]
+        self, served: Served, producer: Producer, entries: Sequence[Sent], patience: Patience
     ) -> Sequence[Sent]:
         """Publish entries of one producer, in order. Return those that must wait
-        (`Topic.room_for`): publish them again.
+        (`Topic.room_for`): publish them again. `patience` is that of its connection.
 
         Without a valid ownership they get no receipt, and the client sends them again. So it does
         if the producer was removed meanwhile.
         """
-        topic, patience = served.topic, session_of(producer).patience
+        topic = served.topic
         while entries and topic.producers.get(producer.name) is producer:
             room = topic.room_for(producer, entries, patience, now_ms())
             if not room:
@@ -421,7 +434,7 @@ class PulsarService(Service):
                 deliveries, receipts = self._without(served, outcome, refused)
         for consumer, entry in deliveries:
             entry_id, block, messages = entry
-            if session_of(consumer).deliver(consumer, entry_id, topic.partition, block):
+            if consumer.link.deliver(consumer, entry_id, topic.partition, block):
                 counts.delivered += messages
                 counts.delivered_bytes += len(block)
             else:
@@ -429,7 +442,7 @@ class PulsarService(Service):
                 counts.dropped += messages
         counts.dropped += outcome.dropped
         for producer, of_producer in groupby(receipts, key=_producer_of):
-            session_of(producer).confirm(producer, of_producer)
+            producer.link.confirm(producer, of_producer)
         if topic.wake_at_ms is not None:
             self.deadlines.watch(served)
 
@@ -511,7 +524,7 @@ class PulsarService(Service):
         """
         self.counts.receipts_withheld += 1
         if not is_closed:
-            session_of(producer).redirect_producer(producer, None)
+            producer.link.redirect_producer(producer, None)
             self.forget_producers(served, (producer,))
 
     async def all_fetched(self) -> None:
@@ -607,33 +620,6 @@ class PulsarService(Service):
             states |= left.states
         return states
 
-    async def _redirect_consumers(
-        self, session: Session, consumers: Sequence[Consumer], url: str | None
-    ) -> None:
-        """Wait until a client has received its messages and its program has had time to read them,
-        then redirect its consumers.
-
-        A client that answers slowly lacks CPU, so its program gets as much time again.
-        """
-        began_ms, settle_ms = now_ms(), self.settle_ms
-        taken = session.taken()
-        if taken is not None:
-            await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
-        if session.client_version.startswith(_JAVA) and (
-            taken is not None or session.taken_at_ms is not None
-        ):
-            # The client may have answered a moment ago for another bundle; its program may still be
-            # reading those messages.
-            passed_ms = (
-                0
-                if taken is not None or session.taken_at_ms is None
-                else began_ms - session.taken_at_ms
-            )
-            settle_ms = max(settle_ms, self.settings.settle_java_ms - passed_ms)
-        await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
-        for consumer in consumers:
-            session.redirect_consumer(consumer, url)
-
     def _in_background(self, operation: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(operation)
         self._redirecting.add(task)
@@ -681,14 +667,14 @@ class PulsarService(Service):
 def send_active_changes(changes: Sequence[ActiveChange]) -> None:
     """Send consumers of Failover subscriptions, in any session, whether they are active."""
     for consumer, is_active in changes:
-        session = session_of(consumer)
-        session.connection.active(consumer.consumer_id, is_active=is_active)
-        session.write_at_end_of_turn()
+        consumer.link.activate(consumer, is_active=is_active)
 
 
-def session_of(thing: Producer | Consumer) -> Session:
-    """Return the session of a producer or consumer. Topics treat it as an opaque link."""
-    return cast("Session", thing.link)
+async def _redirect_consumers(link: Link, consumers: Sequence[Consumer], url: str | None) -> None:
+    """Redirect the consumers of one client once it has its messages."""
+    await link.settled()
+    for consumer in consumers:
+        link.redirect_consumer(consumer, url)
 
 
 def _producer_of(receipt: Receipt) -> Producer:

@@ -10,30 +10,29 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
-from equipoise.brokers.pulsar.answers import Answers
-from equipoise.brokers.pulsar.hosting import Served
-from equipoise.brokers.pulsar.service import now_ms, send_active_changes
-from equipoise.brokers.pulsar.topics.dispatch import Consumer
-from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.connections import Connections
+from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
+from equipoise.brokers.pulsar.service import PulsarService, now_ms, send_active_changes
+from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Receipt
 from equipoise.brokers.pulsar.topics.throttling import Patience
-from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
-from equipoise.brokers.pulsar.wire.requests import Ended, Published, Request
+from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, ServerError, Violation
+from equipoise.brokers.pulsar.wire.requests import Acked, Damaged, Ended, Flowed, Published, Request
 from equipoise.brokers.security.gate import Certificate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.limits import Limit, of_role
-
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.security.rights import CONSUME, PRODUCE, Need
 
 _logger: Final = logging.getLogger(__name__)
 
 A = TypeVar("A", Producer, Consumer)
+
+# The version prefix of Pulsar's Java client.
+_JAVA: Final = "Pulsar-Java"
 
 # Time for a closed client to read the last answers; it may read nothing at all.
 _LAST_READ_S: Final = 1.0
@@ -61,12 +60,25 @@ _LIMITED_MS: Final = 10_000
 _QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
 
 
+class Answering(Protocol):
+    """What handles the requests of one session, but for messages."""
+
+    def answer(self, request: Request) -> None:
+        """Handle one request, or start a task for it."""
+        ...
+
+    def end(self) -> None:
+        """Cancel all tasks, because the connection is over."""
+        ...
+
+
 class Session(asyncio.Protocol):
     """One connection. All methods run on the loop."""
 
     __slots__ = (
         "_answers",
         "_certificate",
+        "_connections",
         "_has_delivered",
         "_has_left",
         "_is_busy",
@@ -74,7 +86,6 @@ class Session(asyncio.Protocol):
         "_is_write_due",
         "_probes",
         "_requests",
-        "_server",
         "_service",
         "_transport",
         "address",
@@ -88,10 +99,17 @@ class Session(asyncio.Protocol):
         "taken_at_ms",
     )
 
-    def __init__(self, server: Server) -> None:
-        """Create the session of a connection that the server accepts."""
-        self._server = server
-        self._service = server.service
+    def __init__(
+        self,
+        connections: Connections[Session],
+        service: PulsarService,
+        answering: Callable[[Session], Answering],
+    ) -> None:
+        """Create the session of a connection that the server accepts. `answering` handles its
+        requests.
+        """
+        self._connections = connections
+        self._service = service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
         # Whether reading is paused by the publish rate of a topic, or by a rate of the client's
@@ -105,9 +123,9 @@ class Session(asyncio.Protocol):
         self._requests = deque[Request]()
         self.taken_at_ms: int | None = None
         self._certificate: Certificate | None = None
-        authenticate = None if server.gate is None else self._authenticate
+        authenticate = None if connections.gate is None else self._authenticate
         self.connection = Connection(
-            limits=server.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit
+            limits=connections.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit
         )
         self.address = ""
         self.identities: list[str] = []
@@ -120,7 +138,7 @@ class Session(asyncio.Protocol):
         )
         self.producers: dict[Producer, Served] = {}
         self.consumers: dict[Consumer, Served] = {}
-        self._answers = Answers(self, server)
+        self._answers = answering(self)
 
     # --- transport callbacks ---
 
@@ -132,13 +150,13 @@ class Session(asyncio.Protocol):
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._certificate = transport.get_extra_info("peercert")
         self.identities.append(
-            self._server.identity_limits.of_address(self.address.rpartition(":")[0])
+            self._connections.identity_limits.of_address(self.address.rpartition(":")[0])
         )
-        transport.set_write_buffer_limits(high=self._server.settings.write_buffer_bytes)
-        problem = self._server.admit(self)
+        transport.set_write_buffer_limits(high=self._connections.settings.write_buffer_bytes)
+        problem = self._connections.admit(self)
         if problem is not None:
             self._leave()
-            self._server.reject(transport, problem)
+            self._connections.reject(transport, problem)
 
     def data_received(self, data: bytes) -> None:
         """Handle the complete frames, in order. Leave the rest of a large batch to the next
@@ -146,7 +164,7 @@ class Session(asyncio.Protocol):
         """
         now, asked = now_ms(), self.connection.asked
         self._take(self.connection.receive(data, now))
-        self._server.identity_limits.took(
+        self._connections.identity_limits.took(
             self.identities[-1],
             now,
             requests=self.connection.asked - asked,
@@ -158,7 +176,7 @@ class Session(asyncio.Protocol):
         reader = self.connection.reader
         # Whole frames that are left for later are no unfinished frame. They are one read of the
         # transport at most.
-        self._server.keeps_unfinished(
+        self._connections.keeps_unfinished(
             self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data)
         )
         if self.connection.is_held:
@@ -209,7 +227,9 @@ class Session(asyncio.Protocol):
         """
         if self._has_left or self._is_busy:
             return False
-        excess = self._server.identity_limits.excess(Surface.PULSAR, self.identities[-1], now_ms())
+        excess = self._connections.identity_limits.excess(
+            Surface.PULSAR, self.identities[-1], now_ms()
+        )
         if excess is None:
             return False
         self._is_throttled = True
@@ -247,7 +267,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Remove the client and all its producers and consumers."""
         self._leave()
-        self._server.left(self)
+        self._connections.left(self)
 
     # --- authentication ---
 
@@ -255,17 +275,19 @@ class Session(asyncio.Protocol):
         """Return who the client is, why it is refused, or None if a hash must be computed: then
         `check_credentials` follows.
         """
-        assert self._server.gate is not None, "otherwise nothing is asked"
-        return self._noted(self._server.gate.check(Surface.PULSAR, credentials, self._certificate))
+        assert self._connections.gate is not None, "otherwise nothing is asked"
+        return self._noted(
+            self._connections.gate.check(Surface.PULSAR, credentials, self._certificate)
+        )
 
     def _noted(self, checked: Identity | Refusal | None) -> Identity | Refusal | None:
         if isinstance(checked, Refusal):
-            self._server.refused(self, checked)
+            self._connections.refused(self, checked)
         return checked
 
     def _admit(self, identity: Identity) -> None:
         """Count the connection for its role. Raise `PulsarProtocolError` if that has too many."""
-        limits, role = self._server.identity_limits, of_role(identity.role)
+        limits, role = self._connections.identity_limits, of_role(identity.role)
         if not limits.connect(Surface.PULSAR, role):
             raise PulsarProtocolError(
                 Violation.TOO_MANY_CONNECTIONS, limits.problem(Limit.CONNECTIONS, role)
@@ -274,8 +296,8 @@ class Session(asyncio.Protocol):
 
     async def check_credentials(self, credentials: Credentials | None) -> None:
         """Compute the hash of a password, and go on with what the client sent meanwhile."""
-        assert self._server.gate is not None, "otherwise nothing is asked"
-        checked = await self._server.gate.checked(
+        assert self._connections.gate is not None, "otherwise nothing is asked"
+        checked = await self._connections.gate.checked(
             Surface.PULSAR, credentials, self._certificate, client=self.identities[0]
         )
         self._noted(checked)
@@ -297,7 +319,7 @@ class Session(asyncio.Protocol):
         """Write answers at the end of this turn, or at once if they are large, since many could
         accumulate.
         """
-        if self.connection.outgoing_bytes > self._server.settings.write_buffer_bytes:
+        if self.connection.outgoing_bytes > self._connections.settings.write_buffer_bytes:
             self.flush()
         elif self.connection.outgoing_bytes:
             self.write_at_end_of_turn()
@@ -311,9 +333,9 @@ class Session(asyncio.Protocol):
             return
         transport.write(outgoing)
         behind_bytes = transport.get_write_buffer_size()
-        violation = self._server.is_behind(self, behind_bytes)
+        violation = self._connections.is_behind(self, behind_bytes)
         if violation is not None:
-            self._server.disconnected(
+            self._connections.disconnected(
                 self, violation, f"it does not read: {behind_bytes} bytes wait for it"
             )
             self.abort()
@@ -342,7 +364,11 @@ class Session(asyncio.Protocol):
 
     def deliver(self, consumer: Consumer, entry_id: int, partition: int, block: bytes) -> bool:
         """Write a message to a consumer. Return False if too much already waits for its client."""
-        connection, settings, behind = self.connection, self._server.settings, self._server.behind
+        connection, settings, behind = (
+            self.connection,
+            self._connections.settings,
+            self._connections.behind,
+        )
         # Count this message too: drop it rather than disconnect the client for receiving it.
         block_bytes = len(block)
         if (
@@ -373,6 +399,22 @@ class Session(asyncio.Protocol):
         for _, sequence_id, highest_sequence_id, entry_id in receipts:
             receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
         self.write_at_end_of_turn()
+
+    def activate(self, consumer: Consumer, *, is_active: bool) -> None:
+        """Send a consumer of a Failover subscription whether it is the active one."""
+        self.connection.active(consumer.consumer_id, is_active=is_active)
+        self.write_at_end_of_turn()
+
+    def revoke(self, has: Callable[[Need, str], bool]) -> None:
+        """End producers and consumers of topics for which the client lost its right."""
+        for producer, served in tuple(self.producers.items()):
+            if not has(PRODUCE, served.name):
+                self.redirect_producer(producer, None)
+                self.drop_producer(producer, served)
+        for consumer, served in tuple(self.consumers.items()):
+            if not has(CONSUME, served.name):
+                self.redirect_consumer(consumer, None)
+                self.drop_consumer(consumer, served)
 
     def redirect_producer(self, producer: Producer, url: str | None) -> None:
         """Redirect a producer to `url`, or make it look its topic up again if that is None."""
@@ -407,8 +449,30 @@ class Session(asyncio.Protocol):
         # Reuse a pending PING: otherwise a client that wants its place could make it answer
         # forever.
         probe = self._probes[-1][1] if self._probes else self._probe()
-        await asyncio.wait([probe], timeout=self._server.settings.probe_ms / 1_000)
+        await asyncio.wait([probe], timeout=self._connections.settings.probe_ms / 1_000)
         return not self._has_left and (probe.done() or was_throttled or self._is_throttled)
+
+    async def settled(self) -> None:
+        """Wait until the client has received its messages and its program has had time to read
+        them.
+
+        A client that answers slowly lacks CPU, so its program gets as much time again.
+        """
+        settings = self._service.settings
+        began_ms, settle_ms = now_ms(), self._service.settle_ms
+        taken = self.taken()
+        if taken is not None:
+            await asyncio.wait([taken], timeout=settings.drain_wait_ms / 1_000)
+        if self.client_version.startswith(_JAVA) and (
+            taken is not None or self.taken_at_ms is not None
+        ):
+            # The client may have answered a moment ago for another bundle; its program may still be
+            # reading those messages.
+            passed_ms = (
+                0 if taken is not None or self.taken_at_ms is None else began_ms - self.taken_at_ms
+            )
+            settle_ms = max(settle_ms, settings.settle_java_ms - passed_ms)
+        await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
 
     def taken(self) -> asyncio.Future[None] | None:
         """Return a future that is done once the client has received everything written, or None if
@@ -442,6 +506,11 @@ class Session(asyncio.Protocol):
                 answered.set_result(None)
 
     @property
+    def identity(self) -> Identity | None:
+        """Who the client is, once it has proved that."""
+        return self.connection.identity
+
+    @property
     def behind_bytes(self) -> int:
         """The bytes that wait for the client in this process."""
         return self.connection.outgoing_bytes + (
@@ -450,7 +519,7 @@ class Session(asyncio.Protocol):
 
     def _count_behind(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._server.behind.hold(self, self._transport.get_write_buffer_size())
+            self._connections.behind.hold(self, self._transport.get_write_buffer_size())
 
     def _take(self, requests: Iterable[Request]) -> None:
         """Answer requests, behind those that wait. Stop at one that must wait a moment."""
@@ -461,7 +530,7 @@ class Session(asyncio.Protocol):
                 if isinstance(request, Ended):
                     self._end(request)
                 else:
-                    left = self._answers.answer(request)
+                    left = self._answered(request)
                     self.write_soon()
                     if left is not None and not self._has_left:
                         if not self.connection.is_ended:
@@ -474,7 +543,7 @@ class Session(asyncio.Protocol):
                 # A failing request must neither end the broker nor leave its connection in an
                 # inconsistent state.
                 about = {
-                    "broker": self._server.broker_id,
+                    "broker": self._connections.broker_id,
                     "client": self.address,
                     "request": type(request).__name__,
                 }
@@ -483,18 +552,51 @@ class Session(asyncio.Protocol):
             if self._has_left:
                 return
 
+    def _answered(self, request: Request) -> Published | None:
+        """Handle one request. Return what is left of it: handle that in a moment, and before the
+        next request.
+        """
+        match request:
+            case Published(producer=Publishing() as publishing):
+                left = self._service.publish(
+                    publishing.served, publishing.producer, request.entries, self.patience
+                )
+                return Published(producer=publishing, entries=[*left]) if left else None
+            case Flowed(consumer=Consuming() as consuming):
+                self._service.flow(consuming.served, consuming.consumer, request.permits)
+            case Acked():
+                self._connections.counts.acknowledgements += 1
+            case Damaged(producer=Publishing() as publishing):
+                self._refuse_damaged(publishing, request.sequence_id)
+            case _:
+                self._answers.answer(request)
+        return None
+
+    def _refuse_damaged(self, publishing: Publishing, sequence_id: int) -> None:
+        self._connections.counts.damaged += 1
+        # Clients match answers with the head of their queue, so this one must not overtake a
+        # receipt.
+        if self._service.release_receipts(publishing.served, publishing.producer):
+            self.connection.send_error(
+                publishing.producer.producer_id,
+                sequence_id,
+                ServerError.CHECKSUM_ERROR,
+                "The checksum of the message is wrong",
+            )
+
     def _wait(self, left: Published) -> None:
         """Let a request wait for permits of consumers or for the publish rate of its topic. As in
         Pulsar, all behind it waits meanwhile.
         """
         self._requests.appendleft(left)
-        rest_ms = self._answers.rest_ms(left)
+        assert isinstance(left.producer, Publishing), "what was attached here"
+        rest_ms = left.producer.served.topic.rest_ms
         self._is_throttled = rest_ms > 0
         self._pause(min(rest_ms, _REST_MS) or _WAIT_MS)
 
     def _end(self, ended: Ended) -> None:
-        self._server.disconnected(self, ended.counted_as, ended.problem)
-        last_answer = self._server.last_answer(ended)
+        self._connections.disconnected(self, ended.counted_as, ended.problem)
+        last_answer = self._connections.last_answer(ended)
         if last_answer and self._transport is not None:
             self._transport.write(last_answer)
         if ended.counted_as is Violation.NO_ANSWER:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import server
+from equipoise.brokers.pulsar import connections
 from tests.pulsar.programs import EVERYDAY, Language, command, require
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, brokers, with_brokers
 
@@ -63,7 +63,7 @@ async def test_a_tls_client_of_a_plain_port_gives_up_at_once(
     running: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the port only closed the connection, it would try for 30 s."""
-    caplog.set_level(logging.INFO, server.__name__)
+    caplog.set_level(logging.INFO, connections.__name__)
     (member,) = running.members
     url = member.url.replace("pulsar://", "pulsar+ssl://")
     code, printed = await ended(
@@ -80,7 +80,7 @@ async def test_a_tls_client_of_a_plain_port_gives_up_at_once(
     )
     assert (1, True) == (code, "Handshake failed" in printed and "ConnectError" in printed), printed
     assert 1 == await member.metric("disconnections_total", reason="tls")
-    (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
+    (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
     assert ("tls", True) == (
         line["reason"],
         "use pulsar:// instead of pulsar+ssl://" in line["problem"],

@@ -59,7 +59,7 @@ class Asker:
         )
         assert isinstance(response.body, bytes)
         self._check(topic, json.loads(response.body)["brokerUrl"])
-        self._check(topic, await self._server.locate(parse_topic(topic)))
+        self._check(topic, await self._server.directory.locate(parse_topic(topic)))
         routed = await self._member.worker.route(NAMESPACE, topic, timeout_ms=20_000)
         self._check(
             topic, routed.addresses["pulsar"] if isinstance(routed, Peer) else self._member.url

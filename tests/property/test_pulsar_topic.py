@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
-from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
+from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Refusal
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
-from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer

@@ -7,7 +7,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.pulsar.topics.dispatch import Consumer, KeySharing, dispatcher
+from equipoise.brokers.pulsar.topics.clients import Consumer
+from equipoise.brokers.pulsar.topics.dispatch import KeySharing, dispatcher
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.pulsar_speech import entry

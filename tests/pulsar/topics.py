@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from equipoise.brokers.pulsar.topics.arrivals import Entry
-from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
-from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.clients import Consumer, Link, Producer, Refusal
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.topic import (
     Outcome,
@@ -43,7 +44,7 @@ def make_producer(
     """A producer whose rates begin at 0 ms."""
     return Producer(
         name=name,
-        link=link,
+        link=cast("Link", link),
         producer_id=producer_id,
         published=Meter(now_ms=0),
         epoch=epoch,
@@ -72,7 +73,7 @@ def make_consumer(
     """A consumer without permits, whose rates begin at 0 ms."""
     return Consumer(
         name=name,
-        link=None,
+        link=cast("Link", None),
         consumer_id=consumer_id,
         delivered=Meter(now_ms=0),
         is_name_users=is_name_users,

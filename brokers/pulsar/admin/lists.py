@@ -120,7 +120,7 @@ class Lists(TopicPaths):
         return json_answer(found)
 
     async def _topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
-        return await self._server.topics_of(
+        return await self._server.directory.topics_of(
             namespace_named(ready_view(self._worker), namespace).name, mode
         )
 

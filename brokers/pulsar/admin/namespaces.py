@@ -59,7 +59,7 @@ class NamespacesWithTopics(TopicPaths):
         )
 
     async def _topics_by_bundle(self, namespace: str) -> Mapping[str, float]:
-        topics = await self._server.topics_of(namespace, TopicsMode.NON_PERSISTENT)
+        topics = await self._server.directory.topics_of(namespace, TopicsMode.NON_PERSISTENT)
         bundles = (self._worker.view.bundle_at(namespace, topic_hash(topic)) for topic in topics)
         return Counter(bundle.name for bundle in bundles if bundle is not None)
 

@@ -65,14 +65,16 @@ class Partitions(TopicPaths):
 
     async def partitions(self, request: web.Request) -> web.Response:
         """Return the number of partitions of a topic; 0 if it is not partitioned, in use or not."""
-        return json_answer(metadata_of(await self._server.partitions_of(topic_of(request))))
+        return json_answer(
+            metadata_of(await self._server.directory.partitions_of(topic_of(request)))
+        )
 
     async def create_partitions(self, request: web.Request) -> web.Response:
         """Make a topic a partitioned topic."""
         topic = _partitionable(request)
         count = await _count_of(request)
         partitions = self._partitions(topic)
-        self._server.check_namespace(topic.namespace)
+        self._server.directory.check_namespace(topic.namespace)
         if partitions:
             advice = "add partitions with update-partitioned-topic"
             raise conflict(
@@ -81,7 +83,9 @@ class Partitions(TopicPaths):
                 action=_CREATE,
                 advice=advice,
             )
-        if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
+        if topic.full in await self._server.directory.topics_of(
+            topic.namespace, TopicsMode.NON_PERSISTENT
+        ):
             raise conflict(
                 topic.full,
                 "it already exists, without partitions",

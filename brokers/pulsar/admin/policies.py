@@ -144,7 +144,7 @@ class TopicPolicies(Admin):
     async def set_policy(self, request: web.Request) -> web.Response:
         """Set a policy for the topics of a namespace. Clients that are connected stay connected."""
         path = _path_of(request)
-        self._server.check_namespace(self._namespace(request).name)
+        self._server.directory.check_namespace(self._namespace(request).name)
         value: Any = await required_body_of(request, path.policy.adapter, path.expected)
         return await self._done(
             verbs.set_namespace_policy(

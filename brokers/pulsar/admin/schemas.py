@@ -113,7 +113,7 @@ class SchemaPaths(TopicPaths):
         """
         topic = topic_of(request)
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
-        self._server.check_namespace(topic.namespace)
+        self._server.directory.check_namespace(topic.namespace)
         await self._here(request, topic.namespace, topic_hash(topic.full))
         version = self._service.schemas.add(partitioned_name(topic.full), schema)
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
@@ -138,7 +138,7 @@ class SchemaPaths(TopicPaths):
         """Return that producers of a topic may use a schema: schemas are not compared here."""
         topic = topic_of(request)
         (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
-        self._server.check_namespace(topic.namespace)
+        self._server.directory.check_namespace(topic.namespace)
         strategy = Compatibility.ALWAYS_COMPATIBLE
         return json_answer({"compatibility": True, "schemaCompatibilityStrategy": strategy})
 

@@ -62,7 +62,7 @@ class Topics(TopicPaths):
         topic = topic_of(request)
         if await body_of(request, _PROPERTIES_BODY):
             raise no_properties()
-        self._server.check_namespace(topic.namespace)
+        self._server.directory.check_namespace(topic.namespace)
         if self._partitions(topic):
             problem = f"it already exists, with {self._partitions(topic)} partitions"
             raise conflict(

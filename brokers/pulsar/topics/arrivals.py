@@ -1,7 +1,7 @@
 """Track which consumers a subscription waits for after a move, and the entries that it holds for
 them.
 
-`brokers.pulsar.topics.topic` decides when to stop waiting, `brokers.pulsar.topics.subscription` who
+`brokers.pulsar.topics.topic` decides when to stop waiting, `brokers.pulsar.topics.dispatch` who
 gets which entry.
 """
 
@@ -11,9 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.clients import Consumer
 
-# The expected name of a consumer whose name the former broker generated: the next broker generates
 # another one.
 NAMELESS: Final = ""
 

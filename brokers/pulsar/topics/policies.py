@@ -60,10 +60,11 @@ def _rate(rate: PublishRate | DispatchRate | None) -> Rate | None:
 class PolicyTable:
     """The policies of the namespaces whose topics are served here, and what follows from them."""
 
-    def __init__(self, base: TopicLimits) -> None:
-        """`base` are the limits of a topic without policies."""
-        # Returns the current policies of a namespace. The server replaces it.
-        self.current: Callable[[str], Document] = lambda _namespace: {}
+    def __init__(self, base: TopicLimits, current: Callable[[str], Document]) -> None:
+        """`base` are the limits of a topic without policies, `current` returns the policies of a
+        namespace.
+        """
+        self._current = current
         self._base = base
         self._known: dict[str, tuple[Document, TopicLimits]] = {}
 
@@ -71,7 +72,7 @@ class PolicyTable:
         """Return the limits of the topics of a namespace."""
         known = self._known.get(namespace)
         if known is None:
-            policies = self.current(namespace)
+            policies = self._current(namespace)
             known = self._known[namespace] = policies, limits_under(self._base, policies)
         return known[1]
 
@@ -80,7 +81,7 @@ class PolicyTable:
         changed = [
             name
             for name, (policies, _) in self._known.items()
-            if self.current(name) is not policies
+            if self._current(name) is not policies
         ]
         for name in changed:
             del self._known[name]

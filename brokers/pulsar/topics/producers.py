@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from equipoise.brokers.pulsar.topics.dispatch import Refusal
-from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.clients import Producer, Refusal
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Producer:
-    """One producer of a topic, compared by identity. The service creates it and does not change it
-    afterwards.
-    """
-
-    name: str
-    link: object
-    producer_id: int
-    published: Meter
-    epoch: int = 0
-    access_mode: AccessMode = AccessMode.SHARED
-    properties: tuple[tuple[str, str], ...] = ()
-    address: str = ""
-    client_version: str = ""
-    connected_since: str = ""
 
 
 class Producers:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, TypeGuard
 
-from equipoise.brokers.pulsar.topics.dispatch import Consumer
-from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.clients import Consumer, Producer
+from equipoise.brokers.pulsar.topics.dispatch import Subscription
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.subscription import Subscription
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 

@@ -8,15 +8,12 @@ can wait, so it is dropped for the subscription, as when its consumers have no p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.topics.arrivals import Entry
-    from equipoise.brokers.pulsar.topics.producers import Producer
-    from equipoise.brokers.pulsar.topics.subscription import Delivery, Subscription
-    from equipoise.brokers.pulsar.wire.requests import Sent
+from equipoise.brokers.pulsar.topics.clients import Producer
+from equipoise.brokers.pulsar.wire.requests import Sent
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
 
@@ -184,61 +181,3 @@ class Turns:
     def are_awaited(self) -> bool:
         """Whether producers wait."""
         return bool(self._asked_ms)
-
-
-class Throttled:
-    """A subscription for the entries of one publish, which drops what exceeds its buckets. It has
-    what `Topic.publish` uses.
-    """
-
-    __slots__ = ("_buckets", "_subscription", "is_keyed")
-
-    def __init__(self, subscription: Subscription, buckets: Sequence[Bucket]) -> None:
-        self._subscription = subscription
-        self._buckets = buckets
-        self.is_keyed = subscription.is_keyed
-
-    def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
-        """Pass an entry to `Subscription.take`, or drop it if a bucket is empty. Return the number
-        of dropped messages.
-
-        What waits for consumers after a move is delivered without a limit.
-        """
-        if self._subscription.arrivals is None and any(bucket.is_empty for bucket in self._buckets):
-            return self._subscription.drop(entry)
-        before = len(deliveries)
-        dropped = self._subscription.take(entry, slot, deliveries)
-        if len(deliveries) > before:
-            for bucket in self._buckets:
-                bucket.spend(entry.messages, len(entry.block))
-        return dropped
-
-
-class DispatchThrottle:
-    """The dispatch limits of one topic: of the topic, over all its subscriptions, and of each
-    subscription.
-    """
-
-    __slots__ = ("_of_subscription", "_topic")
-
-    def __init__(self, *, topic: Rate | None, subscription: Rate | None, now_ms: int) -> None:
-        self._topic = None if topic is None else Bucket(topic, now_ms=now_ms)
-        self._of_subscription = subscription
-
-    def over(self, subscriptions: Iterable[Subscription], now_ms: int) -> Sequence[Throttled]:
-        """Return the subscriptions of the topic with their buckets refilled, for entries that come
-        now.
-        """
-        if self._topic is not None:
-            self._topic.refill(now_ms)
-        return [
-            Throttled(subscription, self._buckets(subscription, now_ms))
-            for subscription in subscriptions
-        ]
-
-    def _buckets(self, subscription: Subscription, now_ms: int) -> Sequence[Bucket]:
-        if self._of_subscription is not None:
-            if subscription.bucket is None:
-                subscription.bucket = Bucket(self._of_subscription, now_ms=now_ms)
-            subscription.bucket.refill(now_ms)
-        return [bucket for bucket in (self._topic, subscription.bucket) if bucket is not None]

@@ -25,28 +25,28 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
-from equipoise.brokers.pulsar.topics.dispatch import (
-    PERMITS_MAX,
+from equipoise.brokers.pulsar.topics.clients import (
     ActiveChange,
     Consumer,
+    Producer,
+    Receipt,
     Refusal,
+)
+from equipoise.brokers.pulsar.topics.dispatch import (
+    PERMITS_MAX,
+    Delivery,
+    DispatchThrottle,
+    Slots,
+    Subscription,
+    Throttled,
     wants_stripes,
 )
 from equipoise.brokers.pulsar.topics.keys import slot_of
-from equipoise.brokers.pulsar.topics.producers import Producer, Producers
+from equipoise.brokers.pulsar.topics.producers import Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
-from equipoise.brokers.pulsar.topics.throttling import (
-    Bucket,
-    DispatchThrottle,
-    Patience,
-    Rate,
-    Throttled,
-    Turns,
-)
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate, Turns
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -124,17 +124,6 @@ class Replaced:
 
     former: Producer
     forgotten: Sequence[int] = ()
-
-
-class Receipt(NamedTuple):
-    """One receipt to write. The sequence ids come from the SEND; `entry_id` is the number of the
-    entry in its topic.
-    """
-
-    producer: Producer
-    sequence_id: int
-    highest_sequence_id: int
-    entry_id: int
 
 
 class Outcome:

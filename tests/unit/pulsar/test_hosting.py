@@ -12,7 +12,7 @@ from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, topic_hash
-from equipoise.channel.core.records import Document
+from equipoise.channel.core.records import Document, Scalar
 from tests.pulsar.topics import make_producer
 from tests.unit.runtime.test_ownership import clock_at_start, good_lease
 
@@ -81,9 +81,8 @@ def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
 
 def test_the_policies_of_a_deleted_namespace_are_forgotten() -> None:
     """All its bundles are closed before it is deleted."""
-    table, policies = PolicyTable(TopicLimits()), dict[str, Document]()
-    none: Document = {}
-    table.current = lambda namespace: policies.get(namespace, none)
+    policies, none = dict[str, Document](), dict[str, Scalar]()
+    table = PolicyTable(TopicLimits(), lambda namespace: policies.get(namespace, none))
     tables = Hosting(limits=table.limits_of, topics_max=9, tenant_topics_max=lambda: 9)
     whole, policies[NAMESPACE] = ownership(), {"max_producers_per_topic": 1}
     tables.open(whole, {}, now_ms=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import server, session
+from equipoise.brokers.pulsar import connections, session
 from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
@@ -207,7 +207,7 @@ async def test_messages_beyond_the_rate_wait_and_none_is_lost(
 async def test_a_client_without_a_handshake_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_dripping: bool
 ) -> None:
-    monkeypatch.setattr(server, "Limits", partial(Limits, handshake_ms=100))
+    monkeypatch.setattr(connections, "Limits", partial(Limits, handshake_ms=100))
     async with brokers(tmp_path, settings=Settings(tick_ms=20)) as running:
         (member,) = running.members
         client = await member.client(handshake=False)

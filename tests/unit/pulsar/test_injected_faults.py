@@ -14,7 +14,7 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.pulsar.topics import handover as handovers
-from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.clients import Consumer
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic
 from equipoise.brokers.runtime.service import Work
 from tests.load.verdicts import check_messages

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.pulsar import server as module
-from equipoise.brokers.pulsar.server import Pool
+from equipoise.brokers.pulsar import connections as module
+from equipoise.brokers.pulsar.connections import Pool
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.errors import Violation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import server
+from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandGetTopicsOfNamespace,
@@ -114,7 +114,7 @@ async def test_a_tls_client_is_told_apart(
     running: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line says what to do, however often the client tries again."""
-    caplog.set_level(logging.INFO, server.__name__)
+    caplog.set_level(logging.INFO, connections.__name__)
     (member,) = running.members
     host, port = member.url.removeprefix("pulsar://").split(":")
     for _ in range(3):
@@ -123,7 +123,7 @@ async def test_a_tls_client_is_told_apart(
             await asyncio.open_connection(host, int(port), ssl=ssl.create_default_context())
     assert 3 == await member.metric("disconnections_total", reason="tls")
     assert 0 == await member.metric("disconnections_total", reason="frame_too_large")
-    (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
+    (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
     assert ("disconnected a Pulsar client", "tls", 0) == (
         line["message"],
         line["reason"],
@@ -137,7 +137,7 @@ async def test_a_tls_client_is_told_apart(
 async def test_an_http_client_is_answered_with_the_http_address(
     running: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, server.__name__)
+    caplog.set_level(logging.INFO, connections.__name__)
     (member,) = running.members
     for method in ("GET", "PUT", "POST"):
         async with member.http.request(
@@ -147,7 +147,7 @@ async def test_an_http_client_is_answered_with_the_http_address(
             assert (400, "WrongPort") == (response.status, answer["error"])
             assert f"send HTTP requests to {member.http_url}" in answer["reason"]
     assert 3 == await member.metric("disconnections_total", reason="http")
-    (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
+    (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
     assert ("http", 0, True) == (
         line["reason"],
         line["left_out"],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.pulsar.directory import Directory
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
@@ -161,9 +162,9 @@ async def test_topic_lists_are_sent_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way, most = 0, 0
-    encode_topics = Server.encoded_topics
+    encode_topics = Directory.encoded_topics
 
-    async def counting(server: Server, namespace: str, mode: TopicsMode) -> bytes:
+    async def counting(server: Directory, namespace: str, mode: TopicsMode) -> bytes:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
@@ -172,7 +173,7 @@ async def test_topic_lists_are_sent_one_at_a_time(
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(Server, "encoded_topics", counting)
+    monkeypatch.setattr(Directory, "encoded_topics", counting)
 
     async with brokers(tmp_path) as running:
         client = await running.members[0].client()
@@ -221,11 +222,11 @@ async def test_concurrent_questions_share_an_encoded_topic_list(
         await (await member.client()).producer(1)
         server = Server(member.service, member.worker, Lookups(member.worker))
         told = await asyncio.gather(
-            *(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20))
+            *(server.directory.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20))
         )
         assert [encode_topics([TOPIC])] * 20 == told
         assert 2 == len(encoded), "one for the first caller, and one for all others"
-        assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
+        assert told[0] == await server.directory.encoded_topics(NAMESPACE, TopicsMode.ALL)
         assert 3 == len(encoded)
 
 

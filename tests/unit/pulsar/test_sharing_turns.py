@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 import uvloop
 
-from equipoise.brokers.pulsar.answers import Answers
-from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.pulsar.service import PulsarService, now_ms
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
+from equipoise.brokers.pulsar.topics.clients import Producer
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
-from equipoise.brokers.pulsar.wire.requests import Published, Request
+from equipoise.brokers.pulsar.wire.requests import Sent
+from equipoise.brokers.runtime.lookups import Lookups
 from tests.pulsar.pulsar_speech import close_producer, connect, entry, ping, producer, send
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
@@ -72,10 +76,9 @@ def test_a_flood_leaves_turns_to_other_clients(
         async with brokers(tmp_path) as running:
             (member,) = running.members
             await member.client()
-            # The server of this broker, which nothing else names.
-            server = came[0][0]._server  # noqa: SLF001
-            session = Session(server)
-            flooding, asking = await connected(Session(server)), await connected(session)
+            server = Server(member.service, member.worker, Lookups(member.worker))
+            session = server.new_session()
+            flooding, asking = await connected(server.new_session()), await connected(session)
             flooding.send(producer(1, 1, TOPIC))
             await asyncio.get_running_loop().sock_recv(flooding, 1_000)
             came.clear()
@@ -316,19 +319,18 @@ async def test_nothing_waits_for_a_client_that_left_meanwhile(
 ) -> None:
     """A publish may disconnect its own client, which does not read."""
     waiting = list[int]()
-    answer = Answers.answer
 
-    def leaving(answers: Answers, request: Request) -> Published | None:
-        if isinstance(request, Published):
-            # The session of these answers, which nothing else names.
-            session = answers._session  # noqa: SLF001
-            # What would be tried again.
-            asyncio.get_running_loop().call_soon(lambda: waiting.append(len(session._requests)))  # noqa: SLF001
-            session.abort()
-            return request
-        return answer(answers, request)
+    def leaving(
+        _: PulsarService, __: Served, producer: Producer, entries: Sequence[Sent], ___: Patience
+    ) -> Sequence[Sent]:
+        session = producer.link
+        assert isinstance(session, Session)
+        # What would be tried again.
+        asyncio.get_running_loop().call_soon(lambda: waiting.append(len(session._requests)))  # noqa: SLF001
+        session.abort()
+        return entries
 
-    monkeypatch.setattr(Answers, "answer", leaving)
+    monkeypatch.setattr(PulsarService, "publish", leaving)
     async with brokers(tmp_path) as running:
         (member,) = running.members
         publisher = await member.client()

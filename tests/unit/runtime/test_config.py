@@ -13,7 +13,7 @@ from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http import app
-from equipoise.brokers.pulsar import server
+from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
 from equipoise.brokers.runtime import service_runner, worker
 from equipoise.brokers.runtime.config import (
@@ -340,7 +340,7 @@ def test_the_steps_of_a_stop_fit_into_its_bound() -> None:
             2 * evidence._CLOSE_S * 1_000,  # noqa: SLF001
             worker._LAST_RECORDS_MS,  # noqa: SLF001
         ),
-        *(2 * app.SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
+        *(2 * app.SHUTDOWN_S * 1_000, connections._CLOSE_S * 1_000),  # noqa: SLF001
         *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, SETTLE_MS_MAX, pulsar.settle_java_ms)),
     ]
     assert sum(steps_ms) + 4_000 <= ENDING_MS

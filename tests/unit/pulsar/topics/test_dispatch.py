@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.dispatch import Consumer, Dispatcher, dispatcher
+from equipoise.brokers.pulsar.topics.clients import Consumer
+from equipoise.brokers.pulsar.topics.dispatch import Dispatcher, dispatcher
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.clients import Producer
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Refusal
+from equipoise.brokers.pulsar.topics.clients import Refusal
+from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX
 from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
@@ -248,7 +249,7 @@ def test_the_slot_of_an_entry_is_computed_once(monkeypatch: pytest.MonkeyPatch) 
         asked.append(block)
         return 7
 
-    for module in ("topic", "subscription"):
+    for module in ("topic", "dispatch"):
         monkeypatch.setattr(f"equipoise.brokers.pulsar.topics.{module}.slot_of", slot_of)
     topic, producer = produced()
     joined(topic, "a", "shared", SHARED)
