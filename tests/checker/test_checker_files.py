@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,12 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import case
 import checker
-from counter_service import HOT, Leavings, plain_run
+from counter_service import Leavings, plain_run
 
 
 def json_lines(records: Sequence[case.Call] | Sequence[case.Work], **more: object) -> str:
@@ -93,21 +90,6 @@ def test_violations_exit_with_one(tmp_path: Path) -> None:
     )
 
 
-def test_a_flood_of_violations_is_shown_in_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If a rule is broken a hundred times, the first few are shown and all are counted."""
-    left = plain_run()
-    left.refusals += [case.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
-    arguments = save(left, tmp_path)
-    assert 1 == checker.main(arguments)
-    lines = capsys.readouterr().out.splitlines()
-    assert checker.SHOWN_PER_RULE == sum(
-        line.startswith("VIOLATION refusals_were_stale (100)") for line in lines
-    )
-    assert "verdict: 100 violations" == lines[-1]
-
-
 def test_a_half_written_last_line_is_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,14 +98,6 @@ def test_a_half_written_last_line_is_passed_over(
         history.write('{"request": "a9", "ke')
     assert 0 == checker.main(arguments)
     assert "line 9: half written" in capsys.readouterr().err
-
-
-def test_several_histories_are_one_case(tmp_path: Path) -> None:
-    arguments = save(plain_run(), tmp_path)
-    lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "history.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
-    (tmp_path / "history2.jsonl").write_text("".join(lines[3:]), encoding="utf-8")
-    assert 0 == checker.main([str(tmp_path / "history2.jsonl"), *arguments])
 
 
 LINE = (
@@ -186,50 +160,3 @@ def test_a_store_that_cannot_be_read_makes_the_case_unusable(
     assert 2 == checker.main([*arguments, "--store", str(other)])
     assert "other.db'" in capsys.readouterr().out
     assert (content is not None) == other.exists()
-
-
-def test_a_row_without_a_request_makes_the_case_unusable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left = plain_run()
-    left.change_rows("a2", request=None)
-    assert 2 == checker.main(save(left, tmp_path))
-    assert "store table writes row 2: request is None" in capsys.readouterr().out
-
-
-@given(st.binary(max_size=200))
-def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = save(plain_run(), Path(folder))
-        spoilt = Path(folder) / "garbage"
-        spoilt.write_bytes(garbage + b"\n{}\n")
-        assert [2, 2, 2] == [
-            checker.main([str(spoilt), *arguments]),
-            checker.main([*arguments, "--evidence", str(spoilt)]),
-            checker.main([*arguments, "--store", str(spoilt)]),
-        ]
-
-
-KILLED_WRITER = """
-import os, signal, sqlite3, sys
-store = sqlite3.connect(sys.argv[1])
-store.execute("PRAGMA journal_mode=WAL")
-store.execute("INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)", sys.argv[2:])
-store.commit()
-os.kill(os.getpid(), signal.SIGKILL)
-"""  # noqa: E501
-
-
-def test_the_store_of_a_killed_writer_can_be_checked(tmp_path: Path) -> None:
-    """Rows that a killed process left in SQLite's write-ahead log count as written."""
-    left = plain_run()
-    last = left.writes.pop()
-    arguments = save(left, tmp_path)
-    row = [last.request, last.key, last.broker, str(last.token), str(last.value)]
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED_WRITER, str(tmp_path / "store.db"), *row],
-        check=False,
-        timeout=60,
-    )
-    assert -signal.SIGKILL == ended.returncode
-    assert 0 == checker.main(arguments)

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
-from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
-from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.deadline import Deadline
@@ -113,20 +111,6 @@ async def named(client: Client, key: str, broker: str) -> None:
         await asyncio.sleep(0.002)
 
 
-async def there(client: Client, namespace: str, *, is_there: bool) -> None:
-    """Wait until the client knows a namespace, or does not know it any more."""
-    while True:
-        try:
-            await client.owner(namespace, "a", timeout_ms=TIMEOUT_MS)
-        except UnknownNamespace:
-            if not is_there:
-                return
-        else:
-            if is_there:
-                return
-        await asyncio.sleep(0.002)
-
-
 async def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> None:
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         for key in "abcdefgh":
@@ -135,13 +119,6 @@ async def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> No
                 peer.broker,
                 peer.addresses,
             )
-
-
-async def test_a_client_learns_of_a_move_without_a_report(log_url: str) -> None:
-    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-        before = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-        await brokers.move("a", brokers.other(before.broker))
-        await named(client, "a", brokers.other(before.broker))
 
 
 async def test_a_client_moves_to_another_broker_when_its_own_stops(
@@ -158,16 +135,3 @@ async def test_a_client_moves_to_another_broker_when_its_own_stops(
         await brokers.stop(first)
         for key in "abcdefgh":
             await named(client, key, other)
-
-
-async def test_a_client_learns_of_new_and_deleted_namespaces(
-    log_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_source, "UNKNOWN_SECONDS", 0.01)
-    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-        with pytest.raises(UnknownNamespace):
-            await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
-        await brokers.workers[1].create_namespace("shop/returns", bundles=1)
-        await there(client, "shop/returns", is_there=True)
-        await brokers.admin("DELETE", "namespaces/shop/returns")
-        await there(client, "shop/returns", is_there=False)

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from aiohttp import web
 
 from equipoise import identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
-from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.channel.core.errors import (
@@ -32,7 +31,6 @@ from equipoise.channel.core.errors import (
     OperatorError,
 )
 from equipoise.channel.system.deadline import Deadline
-from equipoise.channel.system.loop_thread import CROSSING_MS, InThread
 from tests.house.house_rules import ROOT
 from tests.unit.security.signing import SETTINGS, bearer, token
 
@@ -242,15 +240,6 @@ async def test_a_drain_returns_at_its_deadline() -> None:
             assert await goes.drain()
 
 
-def test_a_worker_in_a_thread_drains() -> None:
-    log = memory()
-    with Worker(log, Keeper()).in_thread() as goes:
-        goes.create_namespace(NAMESPACE)
-        with Worker(log, Keeper()).in_thread():
-            assert goes.drain()
-            assert isinstance(goes.route(NAMESPACE, "key"), Peer)
-
-
 async def test_a_mounted_worker_has_all_paths() -> None:
     """Also those of its services. Other brokers find it at the mount. Outside the context it
     answers 503.
@@ -290,23 +279,6 @@ async def test_a_mounted_worker_has_all_paths() -> None:
             assert 204 == (await client.post("/admin/v2/brokers/drain")).status_code
             assert "it drains" in (await client.get("/ready")).text
         assert 503 == (await client.get("/health")).status_code
-
-
-async def test_a_mounted_worker_asks_for_tokens() -> None:
-    worker = Worker(
-        memory(), Keeper(), advertised_addresses={"http": "http://one:8000"}, **SETTINGS
-    )
-    app = worker.asgi()
-    async with (
-        worker,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client,
-    ):
-        assert 200 == (await client.get("/ready")).status_code
-        assert 401 == (await client.post("/admin/v2/brokers/drain")).status_code
-        assert (
-            204
-            == (await client.post("/admin/v2/brokers/drain", headers=bearer(token()))).status_code
-        )
 
 
 class Asked(Keeper):
@@ -539,26 +511,6 @@ async def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(
         await program()
 
 
-async def test_the_health_of_an_ended_worker_is_503(tmp_path: Path) -> None:
-    """With the reason, on every path."""
-
-    async def program() -> None:
-        async with (
-            aiohttp.ClientSession() as session,
-            Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), http_port=0) as worker,
-        ):
-            await lose(worker, tmp_path / "channel.db")
-            for path in ("health", "ready", "admin/v2/brokers/health", "admin/v2/tenants"):
-                async with session.get(f"http://{worker.broker_id}/{path}") as response:
-                    assert (503, True) == (
-                        response.status,
-                        "was replaced" in await response.text(),
-                    ), path
-
-    with pytest.raises(LogReplaced):
-        await program()
-
-
 def test_the_end_of_a_worker_in_a_thread_reaches_its_program(tmp_path: Path) -> None:
     log = tmp_path / "channel.db"
 
@@ -600,24 +552,6 @@ def test_a_worker_in_a_thread(tmp_path: Path) -> None:
     assert before == threading.active_count()
 
 
-def test_the_end_of_a_worker_in_a_thread_may_take_its_configured_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits: dict[str, int] = {}
-    run_in_loop = InThread.run
-
-    def noted(
-        door: InThread, coroutine: Coroutine[None, None, object], *, timeout_ms: int, what: str
-    ) -> object:
-        waits[what] = timeout_ms
-        return run_in_loop(door, coroutine, timeout_ms=timeout_ms, what=what)
-
-    monkeypatch.setattr(InThread, "run", noted)
-    with Worker(memory(), Keeper(), drain_ms=3_600_000, close_ms=60_000).in_thread():
-        pass
-    assert 3_600_000 + 60_000 + ENDING_MS + CROSSING_MS == waits["the end of the worker"]
-
-
 def test_a_second_worker_of_the_same_name_is_refused(tmp_path: Path, log_url: str) -> None:
     """The first one goes on."""
     with Worker(
@@ -630,20 +564,6 @@ def test_a_second_worker_of_the_same_name_is_refused(tmp_path: Path, log_url: st
         ):
             pass
         assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
-
-
-def test_a_named_worker_comes_back_as_itself(tmp_path: Path, log_url: str) -> None:
-    """Under greater tokens."""
-    tokens = []
-    for _ in range(2):
-        with Worker(
-            log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one"
-        ).in_thread() as worker:
-            worker.create_namespace(NAMESPACE)
-            served = worker.route(NAMESPACE, "key")
-            assert isinstance(served, Ownership)
-            tokens.append(served.token)
-    assert tokens[0] < tokens[1]
 
 
 def test_a_call_from_another_thread_is_bounded() -> None:

@@ -86,28 +86,6 @@ def test_two_programs_count_as_one() -> None:
             assert 4 == visits(client, stays, page)[0]
 
 
-def test_large_counts_move_through_the_mount() -> None:
-    """The next owner fetches what no record can carry, before the former owner's program ends."""
-    log_url = f"memory:{uuid.uuid4()}"
-    pages = [f"{number:0200}" for number in range(400)]
-    with (
-        httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client,
-        program(log_url) as goes,
-    ):
-        for page in pages:
-            visits(client, goes, page)
-        with program(log_url) as stays:
-            assert (
-                204 == client.post(f"{goes.address}/equipoise/admin/v2/brokers/drain").status_code
-            )
-            assert {2} == {visits(client, stays, page)[0] for page in pages}
-
-
-def test_an_invalid_page_is_404() -> None:
-    with httpx.Client(timeout=DEADLINE_S) as client, program(f"memory:{uuid.uuid4()}") as at:
-        assert 404 == client.post(f"{at.address}/visits/a/b").status_code
-
-
 def test_a_program_whose_broker_has_ended_answers_503(tmp_path: Path) -> None:
     """With the reason, and what to do."""
     log = tmp_path / "channel.db"

@@ -195,15 +195,6 @@ def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
     assert [began_ms] == [summary.load.taken_ms for summary in LoadBus(log_url).latest()]
 
 
-def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
-    """Its partitions are free at once."""
-    worker = LoadWorker.start(log_url, tmp_path)
-    worker.await_started()
-    assert 0 == worker.stop()
-    with a_load_worker(log_url) as next_one:
-        assert list(range(8)) == next_one.partitions()
-
-
 def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
     """Invalid samples and impossible figures are logged, and the next sample counts."""
     bus, began_ms = LoadBus(log_url), now_ms()

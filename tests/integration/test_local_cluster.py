@@ -204,19 +204,6 @@ def test_a_broker_that_dies_during_a_declaration_is_declared_dead_at_once(
     assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
-def test_without_declare_dead_no_broker_is_declared_dead(tmp_path: Path, log_url: str) -> None:
-    """Without `declare_dead`, the other brokers notice a death by the lease."""
-    diary = Diary()
-    with LocalCluster(
-        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False),
-        report=diary,
-    ) as cluster:
-        cluster.kill(0)
-        diary.wait_for(EventKind.ENDED)
-    wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
-    assert [EventKind.STARTED, EventKind.READY, EventKind.ENDED] == diary.kinds()
-
-
 def test_a_member_is_reported_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
     """The start returns only after the listener has taken the event of each member, however slow it
     is.

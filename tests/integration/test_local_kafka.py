@@ -17,14 +17,9 @@ from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError
 from tests.kafka.finding import ROOT
-from tests.kafka.fixtures import Kafka, OwnKafka
-from tests.kafka.proxy import Direction
+from tests.kafka.fixtures import OwnKafka
 from tests.kafka.topics import (
-    KafkaFailedError,
-    Writer,
-    advertised,
     create_topic,
-    delete_topics,
     leader_of,
     read_all,
 )
@@ -37,62 +32,6 @@ DEADLINE_S = 60.0
 def values(address: str, topic: str) -> list[bytes | None]:
     """Return the values in a topic."""
     return [value for _, _, value in read_all(address, topic)]
-
-
-def test_topics_of_the_shared_kafka_are_separate(kafka: Kafka) -> None:
-    """Two topics for one purpose have different names. A deleted topic comes back empty."""
-    one, two = kafka.topic("what for?"), kafka.topic("what for?")
-    for topic in (one, two):
-        create_topic(kafka.address, topic)
-    Writer(kafka.address).append(one, [(b"key", b"value")])
-    assert [b"value"] == values(kafka.address, one)
-    assert [] == values(kafka.address, two)
-    delete_topics(kafka.address, [one])
-    create_topic(kafka.address, one)
-    assert [] == values(kafka.address, one)
-
-
-def test_acknowledged_records_survive_a_kill(own_kafka: OwnKafka) -> None:
-    """The node restarts at the same address."""
-    topic = own_kafka.topic("outlives a kill")
-    create_topic(own_kafka.address, topic)
-    Writer(own_kafka.address).append(topic, [(b"key", b"before")])
-    node = own_kafka.cluster.node(1)
-    node.kill()
-    assert node.pid is None
-    node.start()
-    Writer(own_kafka.address).append(topic, [(b"key", b"after")])
-    assert [b"before", b"after"] == values(own_kafka.address, topic)
-
-
-def test_clients_of_a_proxy_stay_behind_it(own_kafka: OwnKafka) -> None:
-    """Kafka advertises the proxy to clients behind it, and its own address to all others."""
-    assert [own_kafka.proxied_address] == advertised(own_kafka.proxied_address)
-    assert [own_kafka.address] == advertised(own_kafka.address)
-
-
-def test_an_append_without_a_receipt_may_be_on_the_log(own_kafka: OwnKafka) -> None:
-    """The proxy drops the answer, so the producer gives up."""
-    topic = own_kafka.topic("no receipt")
-    create_topic(own_kafka.address, topic)
-    writer = Writer(own_kafka.proxied_address, timeout_s=3)
-    writer.append(topic, [(b"key", b"certain")])
-    own_kafka.proxy.black_hole(Direction.TO_CLIENT)
-    with pytest.raises(KafkaFailedError, match="have no receipt"):
-        writer.append(topic, [(b"key", b"in doubt")])
-    own_kafka.proxy.heal()
-    assert [b"certain", b"in doubt"] == values(own_kafka.address, topic)
-
-
-def test_a_suspended_node_answers_after_it_resumes(own_kafka: OwnKafka) -> None:
-    topic = own_kafka.topic("suspended")
-    create_topic(own_kafka.address, topic)
-    own_kafka.cluster.node(1).suspend()
-    with pytest.raises(KafkaFailedError):
-        Writer(own_kafka.address, timeout_s=1).append(topic, [(b"key", b"lost")])
-    own_kafka.cluster.node(1).resume()
-    Writer(own_kafka.address).append(topic, [(b"key", b"kept")])
-    assert b"kept" in values(own_kafka.address, topic)
 
 
 def test_all_threads_of_a_suspended_node_are_stopped(own_kafka: OwnKafka) -> None:
@@ -173,22 +112,3 @@ def test_a_kafka_of_tests_ends_with_a_killed_test_run(tmp_path: Path) -> None:
     while node.pid is not None:
         assert time.monotonic() < deadline_s, "the leash has not ended it"
         time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> None:
-    """After the kill of a partition's leader, another node leads with all acknowledged records. The
-    killed node comes back.
-    """
-    topic = three_kafkas.topic("leader dies")
-    create_topic(three_kafkas.address, topic, replicas=3, settings={"min.insync.replicas": "2"})
-    Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"before")])
-    killed = three_kafkas.kill_leader(topic)
-    child = three_kafkas.leader_of(topic, other_than=killed)
-    assert killed.number != child.number
-    Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"meanwhile")])
-    assert [b"before", b"meanwhile"] == values(three_kafkas.address, topic)
-    killed.start()
-    assert [proxy.address for proxy in three_kafkas.proxies] == advertised(
-        three_kafkas.proxied_address
-    )

@@ -89,15 +89,6 @@ def test_a_process_of_somebody_else_is_left_alone(
     assert stranger.poll() is None
 
 
-@pytest.mark.parametrize("text", ["", "no number", "999999999"])
-def test_a_file_that_names_no_process_is_no_node(text: str, tmp_path: Path) -> None:
-    """It can be killed without an error."""
-    other = node(tmp_path)
-    (other.folder / "pid").write_text(text)
-    assert other.pid is None
-    other.kill()
-
-
 def test_the_output_of_a_node_that_cannot_start_is_in_the_error(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,21 +109,6 @@ def test_the_output_of_a_node_that_cannot_start_is_in_the_error(
     with pytest.raises(LocalKafkaError, match="the second reason") as caught:
         failing.wait_ready()
     assert "the first reason" not in str(caught.value)
-
-
-def test_a_node_that_is_not_ready_in_time_can_be_killed(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wait for it ends at its deadline."""
-    monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
-    script(programs, "java", "while :; do sleep 0.1; done")
-    hanging = node(tmp_path)
-    hanging.begin()
-    with pytest.raises(LocalKafkaError, match="was not ready within 0 s"):
-        hanging.wait_ready(timeout_s=0.1)
-    assert hanging.pid is not None
-    hanging.kill()
-    assert hanging.pid is None
 
 
 def test_a_process_during_exec_is_not_taken_for_gone(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing
 from tests.pulsar.fleet import Fleet
-from tests.pulsar.programs import Language, command, require
+from tests.pulsar.programs import Language, require
 
 # Building a program for the first time takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
@@ -44,63 +44,6 @@ def fake(folder: Path, *lines: str, end: str = "", end_s: float = PATIENCE_S) ->
 
 
 READY = f'{{"event": "ready", "producer": "p0", "topics": ["{TOPIC}"], "at_ns": 1}}'
-
-
-def test_the_events_of_a_client_are_counted_and_kept(tmp_path: Path) -> None:
-    """This includes the events between its end of input and its exit."""
-    lines = (
-        READY,
-        *(
-            said("receipted", at_ns, n)
-            for n, at_ns in enumerate((1_000_000, 2_000_000, 7_000_000, 9_000_000))
-        ),
-    )
-    with fake(tmp_path, *lines, end=f"print('''{said('sent', 5, 4)}''')") as client:
-        client.wait_ready()
-        client.wait_count(Event.RECEIPTED, 4, topic=TOPIC, timeout_s=PATIENCE_S)
-        assert {TOPIC: 9_000_000} == client.last_ns(Event.RECEIPTED)
-    assert (4, 1) == (client.count(Event.RECEIPTED), client.count(Event.SENT))
-    assert [*lines, said("sent", 5, 4)] == client.history.read_text().splitlines()
-
-
-def test_a_client_that_ends_early_fails_a_wait_at_once(tmp_path: Path) -> None:
-    client = Client(
-        Language.PYTHON,
-        PRODUCING,
-        tmp_path,
-        program=(sys.executable, "-c", "raise SystemExit('no luck')"),
-    ).start()
-    with pytest.raises(ClientFailedError, match=r"p0 .*it ended before being ready.*no luck"):
-        client.wait_ready(timeout_s=1_000.0)
-    client.kill()
-
-
-def test_a_wait_fails_after_its_timeout(tmp_path: Path) -> None:
-    """The error has the events that did come."""
-    with fake(tmp_path, READY, said("sent", 1, 0)) as client:
-        client.wait_count(Event.SENT, 1, timeout_s=PATIENCE_S)
-        with pytest.raises(
-            ClientFailedError, match=r"passed before received 1 times.*sent non-persistent"
-        ):
-            client.wait_count(Event.RECEIVED, 1, timeout_s=0.01)
-
-
-@pytest.mark.parametrize(
-    ("lines", "end", "match"),
-    [
-        ((READY, "no json"), "", "no json"),
-        ((READY, '{"event": "unheard of", "at_ns": 1}'), "", "unheard of"),
-        ((READY,), "sys.exit(3)", "ended with 3"),
-        ((READY,), "import time; time.sleep(1_000)", "did not end within"),
-    ],
-)
-def test_a_client_that_misbehaves_fails_its_stop(
-    lines: tuple[str, ...], end: str, match: str, tmp_path: Path
-) -> None:
-    client = fake(tmp_path, *lines, end=end, end_s=2.0 if "sleep" in end else PATIENCE_S).start()
-    client.wait_ready()
-    with pytest.raises(ClientFailedError, match=match):
-        client.stop()
 
 
 def test_a_fleet_names_the_stalled_clients(tmp_path: Path) -> None:
@@ -151,10 +94,3 @@ def test_a_program_ends_with_its_input(
         ClientFailedError, match=r"(?s)ended with 1; .*told to end before it was ready"
     ):
         client.stop()
-
-
-def test_a_program_is_built_once() -> None:
-    require(Language.GO)
-    built_ns = Path(command(Language.GO)[0]).stat().st_mtime_ns
-    command.cache_clear()
-    assert built_ns == Path(command(Language.GO)[0]).stat().st_mtime_ns

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from tests.pulsar.programs import is_required
-from tests.pulsar.real_cluster import CHANNEL, RealCluster, RealClusterError, real_cluster
+from tests.pulsar.real_cluster import CHANNEL, RealCluster, real_cluster
 from tests.unit.cli.fabricated import run
 
 # The first run fetches 245 MB.
@@ -213,55 +213,6 @@ def statuses(cluster: RealCluster) -> list[Result]:
         run("pulsar", "status", "--source", cluster.service_url, *more)
         for more in ((), ("--admin", cluster.admin_url))
     ]
-
-
-def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
-    """The killed broker's bundles get other owners."""
-    added = cluster.add_broker()
-    moved = sorted(cluster.owners(NAMESPACE))[:3]
-    for bundle in moved:
-        cluster.transfer(NAMESPACE, bundle, added)
-    wait(lambda: {added.id} == {cluster.owners(NAMESPACE).get(bundle) for bundle in moved})
-    cluster.kill_broker(len(cluster.brokers) - 1)
-    wait(lambda: set(moved) <= set(cluster.owners(NAMESPACE)))
-    assert added.id not in cluster.owners(NAMESPACE).values()
-
-
-def test_a_refused_request_is_an_error_with_the_answer(cluster: RealCluster) -> None:
-    with pytest.raises(
-        RealClusterError,
-        match=(
-            r"PUT /namespaces/acme/none/0x00000000_0xffffffff/unload was answered 404: .*Namespace"
-            r" not found"
-        ),
-    ):
-        cluster.admin("PUT", "/namespaces/acme/none/0x00000000_0xffffffff/unload")
-
-
-def test_a_cluster_with_a_key_refuses_other_roles(tmp_path: Path) -> None:
-    with real_cluster(tmp_path, brokers=1, key=b"k" * 32) as cluster:
-        assert [cluster.brokers[0].id] == cluster.admin("GET", "/brokers/local")
-        refused = cluster.ask("GET", "/brokers/local", role="stranger")
-        assert (401, True) == (refused.status_code, "clientAppId [stranger]" in refused.text)
-        (tmp_path / "token").write_text(cluster.token("stranger"))
-        result = run(
-            "pulsar",
-            "status",
-            "--source",
-            cluster.service_url,
-            "--token-file",
-            str(tmp_path / "token"),
-        )
-        assert 4 == result.exit_code, result.output
-        assert "with the permission to consume from the namespace pulsar/system" in result.stderr
-
-
-def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RealClusterError, match=r"(?s)broker-0 .*brokerServicePort"),
-        real_cluster(tmp_path, brokers=1, settings={"brokerServicePort": "none"}),
-    ):
-        pytest.fail("it started")
 
 
 def wait(is_true: Callable[[], bool]) -> None:

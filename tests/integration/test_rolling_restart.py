@@ -16,12 +16,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise import Client, Worker, key_hash
+from equipoise import Client
 from equipoise.brokers.operations.access import opened
-from equipoise.examples.fastapi_app import NAMESPACE, Visits
+from equipoise.examples.fastapi_app import NAMESPACE
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
-from tests.repeats import times
 
 pytestmark = pytest.mark.integration
 
@@ -164,70 +163,6 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
 
 
-@pytest.mark.soak
-@pytest.mark.repeats
-@pytest.mark.timeout(1_800)
-async def test_each_program_has_its_share_soon_after_a_rolling_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within 15 s, under 200 calls/s for each program. All bundles have equal load, so the share is
-    a number.
-    """
-    monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
-    log = f"sqlite:{tmp_path}/channel.db"
-    async with Worker(log, Visits(), http_port=0) as first:
-        await first.create_namespace("shop/orders", bundles=64)
-    pages = {key_hash(page) >> 26: page for page in (f"page-{number}" for number in range(2_000))}
-    assert 64 == len(pages)
-    async with (
-        aiohttp.ClientSession() as session,
-        programs(tmp_path, 3, session, AIOHTTP) as started,
-    ):
-        callers = Callers(
-            started[0].address, "/counter/shop/orders/", "value", list(pages.values())
-        )
-        async with callers.calling():
-            for _ in range(times(1, many=10)):
-                for each in started:
-                    callers.starting.add(each.port)
-                    await each.terminate()
-                    await each.start(session)
-                    callers.starting.clear()
-                async with asyncio.timeout(15):
-                    # It is another process.
-                    while sorted(numbers_owned(log)) != [21, 21, 22]:  # noqa: ASYNC110
-                        await asyncio.sleep(0.5)
-
-
-def numbers_owned(log: str) -> list[int]:
-    """How many bundles each live broker owns."""
-    with opened(log, timeout_ms=10_000) as access:
-        view = access.view
-        owned = Counter(bundle.owner for bundle in view.bundles.values() if bundle.phase == "owned")
-        return [owned[broker.incarnation] for broker in view.live_brokers()]
-
-
-async def test_pages_of_a_killed_program_are_served_by_another(tmp_path: Path) -> None:
-    """As soon as its lease has ended."""
-    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (dies, stays):
-        assert dies.port in {await eventually_served_at(session, stays, page) for page in PAGES}
-        await dies.kill()
-        assert {stays.port} == {await eventually_served_at(session, stays, page) for page in PAGES}
-
-
-async def eventually_served_at(
-    session: aiohttp.ClientSession, program: Program, page: str
-) -> int | None:
-    """Ask a program for a page until some program serves it. Return the port of that."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            with contextlib.suppress(aiohttp.ClientConnectorError):
-                async with session.post(f"{program.address}/visits/{page}") as answer:
-                    if answer.status == 200:
-                        return answer.url.port
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("server", "path", "field"),
     [(GUNICORN, "/visits/", "visits"), (AIOHTTP, "/counter/shop/orders/", "value")],
@@ -290,15 +225,6 @@ async def counted(session: aiohttp.ClientSession, url: str) -> int:
                     return int((await answer.json())["value"])
                 assert answer.status in {500, 503}, await answer.text()
             await asyncio.sleep(PAUSE_S)
-
-
-async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:
-    """Otherwise the two would redirect callers to each other forever."""
-    async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (first,):
-        second = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, address=first.address)
-        process = await second.run()
-        assert 0 != await process.wait()
-        assert f"cannot advertise {first.address} on sqlite:" in second.output.read_text()
 
 
 async def test_open_streams_and_polls_do_not_keep_a_program(tmp_path: Path) -> None:

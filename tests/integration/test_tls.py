@@ -135,21 +135,6 @@ async def transfer(workers: list[Worker]) -> Worker:
     return destination
 
 
-@pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mutual"])
-async def test_a_large_state_is_handed_over(is_mutual: bool, tmp_path: Path) -> None:
-    """The next owner verifies the former one, and presents its own certificate if it must."""
-    services = [Heavy(), Heavy()]
-    async with cluster(
-        tmp_path, Authority(tmp_path / "ca"), list(services), is_mutual=is_mutual
-    ) as workers:
-        destination = await transfer(workers)
-        received = services[workers.index(destination)].received
-        assert [(STATE, None)] == list(received.values())
-        assert all(
-            worker.profile.addresses["https"].startswith(f"https://{HOST}:") for worker in workers
-        )
-
-
 async def test_a_peer_with_a_certificate_of_another_ca_is_not_trusted(tmp_path: Path) -> None:
     """The state is lost, as if its owner were dead, and the reason is there for the service."""
     services = [Heavy(), Heavy()]

@@ -16,7 +16,6 @@ from typing import cast
 
 import pytest
 
-from equipoise.brokers.cli.options import LOG_VARIABLE
 from equipoise.brokers.operations.access import opened, until
 from equipoise.brokers.operations.asking import ask_at
 from equipoise.channel.core.view import View
@@ -226,25 +225,6 @@ def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_restart_declares_a_killed_broker_dead_and_starts_it_again(
-    tmp_path: Path, log_url: str
-) -> None:
-    with up(tmp_path, "--restart", "--brokers", "2", log=log_url) as cluster:
-        broker = cluster.broker(1)
-        first = cluster.pids[broker]
-        os.kill(first, signal.SIGKILL)
-        declared_dead = cluster.heard("declared_dead", broker)
-        assert 500 == cluster.heard("starts_again", broker)["pause_ms"]
-        again = cluster.heard("ready", broker)
-        assert isinstance(declared_dead["offset"], int)
-        assert isinstance(again["incarnation"], int)
-        assert (True, True) == (
-            again["incarnation"] > declared_dead["offset"],
-            cluster.pids[broker] != first,
-        )
-        assert 0 == cluster.stop()
-
-
 def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(
@@ -286,10 +266,6 @@ def in_force(cluster: Up, deadline: Deadline) -> dict[str, dict[str, object]]:
     return cast("dict[str, dict[str, dict[str, object]]]", document)["settings"]
 
 
-FAILING = """
-    def __init__(self):
-        raise ValueError("no store")
-"""
 SLOW_SERVICE = """
 import asyncio
 from equipoise.brokers.runtime.service import Service
@@ -347,27 +323,6 @@ def test_a_signal_ends_a_start_gracefully(tmp_path: Path, log_url: str) -> None:
         cluster.process.communicate()
 
 
-def test_a_cluster_is_ready_once_all_brokers_are_members(tmp_path: Path) -> None:
-    with up(
-        tmp_path, "--brokers", "2", environment={LOG_VARIABLE: "sqlite:of_another_cluster.db"}
-    ) as cluster:
-        whats = [said["what"] for said in cluster.said]
-        assert [
-            "environment_overridden",
-            "started",
-            "started",
-            "ready",
-            "ready",
-            "cluster_ready",
-        ] == whats
-        assert ("sqlite:of_another_cluster.db", cluster.log) == (
-            cluster.said[0][LOG_VARIABLE],
-            cluster.said[0]["log"],
-        )
-        assert 0 == cluster.stop()
-    assert not (tmp_path / "of_another_cluster.db").exists()
-
-
 def test_brokers_do_not_outlive_their_parent(tmp_path: Path, log_url: str) -> None:
     with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         cluster.process.kill()
@@ -380,60 +335,6 @@ def test_a_cluster_ends_with_its_last_broker(tmp_path: Path, log_url: str) -> No
         os.kill(cluster.pids[cluster.broker(0)], signal.SIGKILL)
         cluster.heard("over")
         assert 4 == cluster.end()
-
-
-def test_the_end_of_a_broker_is_reported_with_its_last_error(tmp_path: Path) -> None:
-    with up(tmp_path, "--brokers", "2") as cluster:
-        (tmp_path / "channel.db").rename(tmp_path / "moved.db")
-        cluster.heard("over")
-        ends = {said["broker"]: said for said in cluster.said if said["what"] == "ended"}
-        assert {cluster.broker(0), cluster.broker(1)} == set(ends)
-        for number in range(2):
-            end = ends[cluster.broker(number)]
-            assert ("4", f"{tmp_path}/broker-{number}/broker.log") == (
-                str(end["exit_code"]),
-                end["log"],
-            )
-            assert end["reason"].startswith("error: ")
-            assert "was replaced or deleted while it was open" in end["reason"]
-        assert 4 == cluster.end()
-
-
-def test_a_failed_start_reports_the_error_of_the_broker_and_leaves_no_process(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "failing_service.py").write_text(
-        SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING
-    )
-    port = free_row(BROKERS)
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.brokers.cli",
-        "up",
-        "--data",
-        "data",
-        "--http-port",
-        str(port),
-        "--service",
-        "failing_service:Slow",
-    ]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_MS / 1_000,
-        cwd=tmp_path,
-    )
-    assert (4, 1) == (result.returncode, result.stderr.count("\n"))
-    assert (
-        "it ended before it was ready: error: the service 'failing_service:Slow' cannot be used:"
-        " making one failed" in result.stderr
-    )
-    assert 3 == result.stdout.count("  ended with exit code") + result.stdout.count(
-        "  was killed by SIGTERM"
-    )
 
 
 def test_a_taken_port_is_reported_before_any_process_starts(tmp_path: Path) -> None:

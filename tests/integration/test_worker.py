@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace, MergeBundles, SplitBundle, Transfer
+from equipoise.brokers.agent.intents import CreateNamespace, MergeBundles, SplitBundle
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import ForeignLog
 from equipoise.channel.core.ranges import even_boundaries, key_hash
@@ -105,30 +105,6 @@ def all_open(worker: Worker, view: View) -> bool | None:
     ) or None
 
 
-@pytest.mark.on_every_log
-async def test_a_transfer_carries_the_handover_and_a_greater_token(
-    tmp_path: Path, log_url: str
-) -> None:
-    async with cluster(tmp_path, log_url, "a", "b") as members:
-        a, b = members.workers
-        moved = next(
-            bundle for bundle in a.view.bundles_of(NAMESPACE) if bundle.owner == a.agent.incarnation
-        )
-        accepted = await b.request(
-            Transfer(bundle=moved.name, destination="b", reason="test"), timeout_ms=PATIENCE_MS
-        )
-        await b.until(
-            lambda _: moved.name in b.open_bundles or None,
-            timeout_ms=PATIENCE_MS,
-            what="b owning it",
-        )
-        ownership = members.diaries[1].open_now[moved.name]
-        assert ownership.is_good
-        assert ownership.token > accepted.offset > moved.token
-        assert f"from {moved.name}".encode() == members.diaries[1].received[moved.name]
-        assert moved.name not in members.diaries[0].open_now
-
-
 async def test_work_goes_on_through_a_split_and_a_merge(tmp_path: Path, log_url: str) -> None:
     """It passes its second check under the same token."""
     async with cluster(tmp_path, log_url, "a") as members:
@@ -155,21 +131,6 @@ async def test_work_goes_on_through_a_split_and_a_merge(tmp_path: Path, log_url:
         work.finish()
         assert parent.token == work.token
         assert 4 == len(a.view.bundles_of(NAMESPACE))
-
-
-@pytest.mark.on_every_log
-async def test_a_graceful_stop_moves_everything_away(tmp_path: Path, log_url: str) -> None:
-    """The log has `left`, and no ownership of the leaver is good."""
-    async with cluster(tmp_path, log_url, "a", "b") as members:
-        a, b = members.workers
-        held = list(members.diaries[0].open_now.values())
-        await a.stop()
-        await b.reached(a.view.offset, timeout_ms=PATIENCE_MS)
-        assert "left" == b.view.brokers["a"].status
-        assert {b.agent.incarnation} == {bundle.owner for bundle in b.view.bundles_of(NAMESPACE)}
-        assert [] == [ownership for ownership in held if ownership.is_good]
-        with pytest.raises(OwnershipLost):
-            held[0].begin("k")
 
 
 async def test_a_restart_with_its_directory_replaces_its_former_self_at_once(

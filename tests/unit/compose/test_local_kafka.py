@@ -12,42 +12,13 @@ import pytest
 
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import LocalKafkaError, NoCluster
+from compose.local_kafka.errors import LocalKafkaError
 from compose.local_kafka.process import handle
 from compose.local_kafka.server_properties import Ports, format_properties, server_properties
 
 PORTS = tuple(
     Ports(client=9092 + node, controller=9095 + node, proxied=9098 + node) for node in range(3)
 )
-
-
-def test_one_node_is_its_own_quorum() -> None:
-    """It keeps one replica, and has no listener for a proxy."""
-    properties = server_properties(1, ports=PORTS[:1], proxies=(), data=Path("data"), extra={})
-    assert "1@127.0.0.1:9095" == properties["controller.quorum.voters"]
-    assert "CLIENT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9095" == properties["listeners"]
-    assert "CLIENT://127.0.0.1:9092" == properties["advertised.listeners"]
-    assert ("1", "1") == (
-        properties["default.replication.factor"],
-        properties["min.insync.replicas"],
-    )
-
-
-def test_three_nodes_vote_together_and_keep_three_copies() -> None:
-    """Each node knows all voters, and a record needs two nodes."""
-    properties = server_properties(2, ports=PORTS, proxies=(), data=Path("data"), extra={})
-    assert (
-        "1@127.0.0.1:9095,2@127.0.0.1:9096,3@127.0.0.1:9097"
-        == properties["controller.quorum.voters"]
-    )
-    assert ("2", "CLIENT://127.0.0.1:9093") == (
-        properties["node.id"],
-        properties["advertised.listeners"],
-    )
-    assert ("3", "2") == (
-        properties["transaction.state.log.replication.factor"],
-        properties["transaction.state.log.min.isr"],
-    )
 
 
 def test_a_node_behind_a_proxy_advertises_the_proxy() -> None:
@@ -105,20 +76,6 @@ def test_ports_of_three_nodes_do_not_overlap(tmp_path: Path) -> None:
     assert [9092, 9093, 9094] == [one.client for one in given]
 
 
-def test_a_cluster_id_is_valid_for_kafka(tmp_path: Path) -> None:
-    """It has the 22 characters of 16 bytes, and does not look like an option."""
-    found = Cluster.lay_out(tmp_path).layout.cluster_id
-    assert 22 == len(found)
-    assert not found.startswith("-")
-
-
-def test_an_empty_folder_holds_no_kafka(tmp_path: Path) -> None:
-    with pytest.raises(NoCluster, match="start a Kafka there first"):
-        Cluster.laid_out(tmp_path)
-    with pytest.raises(NoCluster, match="no node 2"):
-        Cluster.lay_out(tmp_path).node(2)
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{}", "[]", '{"ports": [{}], "proxies": []}', '{"ports": [], "proxies": [], "more": 1}'],
@@ -138,23 +95,6 @@ def test_an_invalid_port_is_refused(
     with pytest.raises(SystemExit):
         main(["start", "--folder", str(tmp_path), "--port", port])
     assert "--port" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["status"], ["stop"], ["stop", "--kill"], ["status", "--node", "1"]]
-)
-def test_commands_fail_without_a_kafka(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == main([*words, "--folder", str(tmp_path)])
-    assert "there is no local Kafka" in capsys.readouterr().err
-
-
-def test_a_property_without_a_value_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == main(["start", "--folder", str(tmp_path), "--property", "nonsense"])
-    assert "'nonsense'" in capsys.readouterr().err
 
 
 def test_the_id_of_a_thread_is_no_process(tmp_path: Path) -> None:

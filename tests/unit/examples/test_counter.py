@@ -21,7 +21,6 @@ from equipoise.examples.counter_store import CounterStore, Increment, Stored
 from equipoise.pytest import MovesAtEveryAwait
 
 NAMESPACE, KEY = "shop/orders", "k 1"
-DEADLINE_MS = 10_000  # That of a counter's call.
 PATH = "/counter/shop/orders/k%201"
 
 
@@ -106,15 +105,6 @@ def test_a_repeated_request_counts_once(counters: Counters) -> None:
     counters.cluster.give(counters.bundle, "b")
     assert first == body(counters.post("b", X_Request_Id="r1"))
     assert [("r1",)] == counters.rows("writes")
-
-
-def test_a_key_without_an_owner_is_503_after_the_deadline(counters: Counters) -> None:
-    counters.cluster.take(counters.bundle)
-    begun_ms = counters.cluster.now_ms
-    response = counters.post("a", within_ms=2 * DEADLINE_MS)
-    assert (503, "1") == (response.status, response.headers["Retry-After"])
-    assert counters.cluster.now_ms - begun_ms >= DEADLINE_MS
-    assert [] == counters.rows("writes")
 
 
 def test_an_unknown_namespace_is_404(counters: Counters) -> None:
@@ -277,16 +267,3 @@ def test_an_id_that_was_used_for_another_key_is_409(counters: Counters) -> None:
     )
     spoiler.close()
     assert 409 == counters.post("a", X_Request_Id="r1").status
-
-
-def test_an_owner_without_an_address_is_503(
-    counters: Counters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def route(*_arguments: object, **_named: object) -> Peer:
-        return Peer(broker="a", addresses={})
-
-    monkeypatch.setattr(counters.cluster.service("b").host, "route", route)
-    response = counters.post("b")
-    assert (503, "1") == (response.status, response.headers["Retry-After"])
-    assert response.text is not None
-    assert "broker a serves this key" in response.text

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
 from collections.abc import Awaitable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,11 +101,6 @@ def test_an_older_token_is_refused(store: CounterStore, tmp_path: Path) -> None:
     assert [("r1",), ("r3",)] == rows(tmp_path, "SELECT request FROM writes ORDER BY position")
 
 
-def test_a_refused_request_may_be_repeated_under_a_good_token(store: CounterStore) -> None:
-    outcomes(store, increment("r1", token=7), increment("r2", token=6))
-    assert [Stored(value=2, token=8, broker="a")] == outcomes(store, increment("r2", token=8))
-
-
 def test_a_request_id_belongs_to_one_key(store: CounterStore) -> None:
     made = outcomes(
         store,
@@ -129,29 +122,6 @@ async def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> No
     assert [(600, 600, 600)] == rows(
         tmp_path, "SELECT count(*), max(value), count(DISTINCT value) FROM writes"
     )
-
-
-def test_the_counters_outlive_the_handle(store: CounterStore, tmp_path: Path) -> None:
-    """So do the tokens."""
-    outcomes(store, increment("r1", token=7))
-    again = CounterStore(tmp_path / "counter.db")
-    made = outcomes(again, increment("r2", token=7), increment("r3", token=6))
-    again.close()
-    assert Stored(value=2, token=7, broker="a") == made[0]
-    assert isinstance(made[1], StaleToken)
-
-
-def test_several_brokers_may_create_the_file_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "counter.db"
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with ThreadPoolExecutor(1) as thread:
-        opening = thread.submit(CounterStore, path)
-        time.sleep(0.1)  # Without waiting it fails at once, whenever that is.
-        other.execute("COMMIT")
-        other.close()
-        opening.result(DEADLINE_SECONDS).close()
-    assert [] == rows(tmp_path, "SELECT * FROM writes")
 
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
@@ -179,13 +149,6 @@ def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_pat
     assert [Stored(value=7 - len(failed), token=5, broker="a")] == outcomes(
         store, increment("good")
     )
-
-
-def test_a_text_that_utf8_cannot_express_is_an_error(store: CounterStore) -> None:
-    """The store goes on."""
-    (failed,) = outcomes(store, increment("\ud800"))
-    assert isinstance(failed, StoreFailed)
-    assert [Stored(value=1, token=5, broker="a")] == outcomes(store, increment("good"))
 
 
 async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:

@@ -213,35 +213,6 @@ def test_code_that_the_move_waits_for_goes_on() -> None:
     assert ["broker-1", "broker-2", "broker-2"] == owners
 
 
-class Cancelling(Stock):
-    """Its `close` cancels sales in progress."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.selling: asyncio.Task[int] | None = None
-
-    async def close(
-        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
-    ) -> bytes | None:
-        if self.selling is not None:
-            self.selling.cancel()
-        return await super().close(bundle, moved_to, deadline)
-
-    async def sell(self, ownership: Ownership, item: str) -> int:
-        self.selling = asyncio.create_task(self.count(item))
-        try:
-            return await self.selling
-        except asyncio.CancelledError:
-            ownership.begin(item)
-            raise
-
-
-def test_held_code_can_be_cancelled() -> None:
-    """The cancelled sale has changed nothing."""
-    for cluster in moves_at_every_await(Cancelling, NAMESPACE, ITEM):
-        assert [1, 2] == sales(cluster, count=2)
-
-
 def test_a_scenario_without_an_await_point_is_refused() -> None:
     """It could not fail."""
     with pytest.raises(

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from equipoise.brokers.agent.agent import Agent
-from equipoise.brokers.agent.effects import Effect
-from equipoise.brokers.agent.events import Event, Instant, Wanted
 from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from equipoise.brokers.testing.virtual_cluster import (
@@ -173,12 +170,6 @@ def test_state_streams_as_it_would_in_production() -> None:
         )
 
 
-def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
-    token = cluster.ownership(NAMESPACE, "key").token
-    cluster.give(whole(cluster), "a")
-    assert token == cluster.ownership(NAMESPACE, "key").token
-
-
 def test_a_bundle_that_is_taken_stays_with_nobody(cluster: Cluster[Diary]) -> None:
     """Only giving it brings it back, under a greater token, however much time passes."""
     before = cluster.ownership(NAMESPACE, "key")
@@ -204,24 +195,6 @@ def test_a_dead_broker_s_bundles_are_served_again_after_its_lease(cluster: Clust
     cluster.advance(FAILOVER_MS - 2_500)
     assert cluster.owner(whole(cluster)) == "b"
     assert ["b"] == cluster.brokers
-
-
-def test_a_former_owner_s_lease_runs_out_on_the_cluster_s_clock(cluster: Cluster[Diary]) -> None:
-    ownership = cluster.ownership(NAMESPACE, "key")
-    cluster.kill("a")
-    assert ownership.is_good
-    cluster.advance(3_000)
-    assert not ownership.is_good
-
-
-def test_a_killed_broker_starts_again(cluster: Cluster[Diary]) -> None:
-    """A broker that restarts with its directory is a member at once, with a new service."""
-    old = cluster.service("a")
-    cluster.kill("a")
-    cluster.start("a")
-    cluster.give(whole(cluster), "a")
-    assert ["a", "b"] == cluster.brokers
-    assert old is not cluster.service("a")
 
 
 def test_splits_and_merges_reach_the_service(cluster: Cluster[Diary]) -> None:
@@ -354,32 +327,12 @@ def test_an_error_names_at_most_twenty_bundles(cluster: Cluster[Diary]) -> None:
         cluster.owner("nothing")
 
 
-def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[Diary]) -> None:
-    """As in production, a bundle may be given to a broker that has just died. The broker does not
-    serve it.
-    """
-    cluster.kill("b")
-    with pytest.raises(NotServed, match="not served by b"):
-        cluster.give(whole(cluster), "b")
-
-
 def test_a_cluster_may_begin_with_no_broker() -> None:
     with Cluster(Diary, brokers=0, serves_peers=True) as cluster:
         with pytest.raises(CallerError, match="no broker of the cluster runs"):
             cluster.create(NAMESPACE)
         cluster.start("first")
         assert ["first"] * 4 == [cluster.owner(bundle) for bundle in cluster.create(NAMESPACE)]
-
-
-def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(
-    cluster: Cluster[Diary],
-) -> None:
-    """No broker places bundles while the dead leader still leads."""
-    cluster.kill("a")
-    bundles = cluster.create("shop/returns", bundles=2)
-    assert [None, None] == [cluster.owner(bundle) for bundle in bundles]
-    cluster.advance(FAILOVER_MS)
-    assert ["b", "b"] == [cluster.owner(bundle) for bundle in bundles]
 
 
 def test_a_cluster_is_used_inside_its_context() -> None:
@@ -441,32 +394,6 @@ def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary])
     with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
         cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=1_500), within_ms=10_000)
     assert 1_500 <= cluster.now_ms - begun_ms <= 2_000
-
-
-def test_those_who_wait_for_one_bundle_do_not_wake_each_other(
-    cluster: Cluster[Diary], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lookups of a bundle without an owner look again when something has changed, not because
-    another lookup has looked.
-    """
-    wanted: list[Event] = []
-    step = Agent.step
-
-    def noting(self: Agent, event: Event, now: Instant) -> list[Effect]:
-        if isinstance(event, Wanted):
-            wanted.append(event)
-        return step(self, event, now)
-
-    async def two_lookups() -> None:
-        await asyncio.gather(
-            *(cluster.host("a").route(NAMESPACE, "key", timeout_ms=1_000) for _ in range(2))
-        )
-
-    cluster.take(whole(cluster))
-    monkeypatch.setattr(Agent, "step", noting)
-    with pytest.raises(DeadlineExceeded, match=f"an owner for {NAMESPACE}/key"):
-        cluster.call(two_lookups(), within_ms=2_000)
-    assert 0 < len(wanted) < 200
 
 
 def test_errors_of_a_call_reach_the_test(cluster: Cluster[Diary]) -> None:
