@@ -1,12 +1,10 @@
-"""Define, create, upgrade and recognise the tables of an SQLite log.
+"""Define, create and recognise the tables of an SQLite log.
 
 * `entries` holds the records.
-* `log` holds one row: the bounds, the time of the newest append (see `log_time`), and the time from
-  which on entries have their own.
+* `log` holds one row: the bounds, and the time of the newest append (see `log_time`).
 * `SNAPSHOT` holds the snapshot's rows, each with the number of the replacement that wrote it.
   `SNAPSHOT`_marker holds one row with the newest number that counts (see `snapshot_store`).
-* `HISTORY` and its marker are the same for the history snapshot. The first claim of the history
-  snapshot adds them and raises the format to 3.
+* `HISTORY` and its marker are the same for the history snapshot.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from equipoise.channel.core.errors import LogDamaged, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
 
 APPLICATION_ID: Final = 0x45515053  # "EQPS"
-FORMAT: Final = 2
-FORMAT_WITH_HISTORY: Final = 3
+FORMAT: Final = 1
 
 SNAPSHOT: Final = "snapshot"
 HISTORY: Final = "history"
@@ -34,16 +31,6 @@ It must exceed what a power failure can undo: the part of the WAL not yet on the
 160,000 records of 100 bytes.
 """
 
-_APPENDED_MS: Final = "appended_ms INTEGER NOT NULL DEFAULT 0"
-_BEGUN_MS: Final = "begun_ms INTEGER NOT NULL DEFAULT 0"
-_ENTRIES_1: Final = (
-    "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL,"
-    " checksum INTEGER NOT NULL"
-)
-_LOG_1: Final = (
-    "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER"
-    " NOT NULL, boot TEXT NOT NULL"
-)
 _ROWS: Final = (
     "(key BLOB NOT NULL, generation INTEGER NOT NULL, data BLOB, PRIMARY KEY (key, generation))"
     " WITHOUT ROWID"
@@ -51,56 +38,56 @@ _ROWS: Final = (
 _MARKER: Final = (
     "(claim INTEGER NOT NULL, generation INTEGER NOT NULL, is_tidy INTEGER NOT NULL, data BLOB)"
 )
-_SNAPSHOT_TABLES: Final = (
-    f"CREATE TABLE {SNAPSHOT} {_ROWS}",
-    f"CREATE TABLE {SNAPSHOT}_marker {_MARKER}",
-)
 _HISTORY_TABLES: Final = (
     f"CREATE TABLE {HISTORY} {_ROWS}",
     f"CREATE TABLE {HISTORY}_marker {_MARKER}",
 )
-_TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
-# Columns are written as SQLite writes a table after ALTER TABLE, so that an upgraded file equals a
-# new one.
-_ENTRIES: Final = f"{_ENTRIES_1}, {_APPENDED_MS})"
-_LOG: Final = f"{_LOG_1}, {_BEGUN_MS}, {_APPENDED_MS})"
-_TABLES: Final = (_ENTRIES, _LOG, *_SNAPSHOT_TABLES)
+_TABLES: Final = (
+    (
+        "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL,"
+        " checksum INTEGER NOT NULL, appended_ms INTEGER NOT NULL)"
+    ),
+    (
+        "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL,"
+        " end_offset INTEGER NOT NULL, boot TEXT NOT NULL, appended_ms INTEGER NOT NULL)"
+    ),
+    f"CREATE TABLE {SNAPSHOT} {_ROWS}",
+    f"CREATE TABLE {SNAPSHOT}_marker {_MARKER}",
+    *_HISTORY_TABLES,
+)
 
 
-def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
-    """Return the format of the file, or 0 for an empty file. Reads in one transaction.
+def holds_log(connection: sqlite3.Connection, path: Path, *, log: str) -> bool:
+    """Return whether the file holds a log, and not nothing. Reads in one transaction.
 
-    Raises `LogDamaged` for a file of another program, a newer format, or changed tables, and
+    Raises `LogDamaged` for a file of another program, another format, or changed tables, and
     `OperatorError` for a trigger. Ignores what else is in the file. `log` is the log's name.
     """
     in_transaction = connection.in_transaction
     if not in_transaction:  # Another process may be creating the log between two reads.
         connection.execute("BEGIN")
     try:
-        return _format(connection, path, log=log)
+        return _holds_log(connection, path, log=log)
     finally:
         if not in_transaction and connection.in_transaction:
             connection.execute("ROLLBACK")
 
 
-def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
+def _holds_log(connection: sqlite3.Connection, path: Path, *, log: str) -> bool:
     [(application_id,)] = connection.execute("PRAGMA application_id").fetchall()
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
     if application_id == 0 and not found:
-        return 0
+        return False
     if application_id != APPLICATION_ID:
         raise LogDamaged(log=log, problem=f"{path} is an SQLite database of another program")
     [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
-    if file_format not in _TABLES_OF:
-        problem = (
-            f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_HISTORY}"
-            " and older ones"
-        )
+    if file_format != FORMAT:
+        problem = f"{path} has format {file_format}, and this version reads format {FORMAT}"
         raise LogDamaged(log=log, problem=problem)
     tables = {
         name.decode(): statement.decode() for kind, name, _, statement in found if kind == b"table"
     }
-    ours = {statement.split()[2]: statement for statement in _TABLES_OF[file_format]}
+    ours = {statement.split()[2]: statement for statement in _TABLES}
     changed = [name for name, statement in ours.items() if tables.get(name) != statement]
     if changed:
         raise LogDamaged(
@@ -118,14 +105,7 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
             f"the log {log} cannot be used: the trigger {triggers[0]} in {path} is not part of it,"
             f" and would change what brokers write; drop the trigger (DROP TRIGGER {triggers[0]})"
         )
-    return int(file_format)
-
-
-_TABLES_OF: Final = {
-    1: _TABLES_1,
-    FORMAT: _TABLES,
-    FORMAT_WITH_HISTORY: (*_TABLES, *_HISTORY_TABLES),
-}
+    return True
 
 
 def create(connection: sqlite3.Connection, *, boot: str) -> None:
@@ -134,54 +114,18 @@ def create(connection: sqlite3.Connection, *, boot: str) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {FORMAT}")
-    now_ms = time.time_ns() // 1_000_000
-    values = (uuid.uuid4().hex, FIRST_OFFSET, FIRST_OFFSET - 1, boot, now_ms, now_ms)
-    connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", values)
-    _begin_snapshot(connection)
-
-
-def bring_up(connection: sqlite3.Connection) -> None:
-    """Upgrade a file of format 1 to `FORMAT`, within the caller's transaction.
-
-    The last entry gets the current time, and all entries below it then count as that old (see
-    `SqliteLog.position_at`).
-    """
-    connection.execute(f"ALTER TABLE entries ADD COLUMN {_APPENDED_MS}")
-    connection.execute(f"ALTER TABLE log ADD COLUMN {_BEGUN_MS}")
-    connection.execute(f"ALTER TABLE log ADD COLUMN {_APPENDED_MS}")
-    for statement in _SNAPSHOT_TABLES:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
-    now_ms = time.time_ns() // 1_000_000
-    connection.execute(
-        "UPDATE log SET begun_ms = :now_ms, appended_ms = :now_ms", {"now_ms": now_ms}
-    )
-    connection.execute(
-        "UPDATE entries SET appended_ms = ? WHERE offset = (SELECT max(offset) FROM entries)",
-        (now_ms,),
-    )
-    _begin_snapshot(connection)
-
-
-def _begin_snapshot(connection: sqlite3.Connection) -> None:
+    values = (uuid.uuid4().hex, FIRST_OFFSET, FIRST_OFFSET - 1, boot, time.time_ns() // 1_000_000)
+    connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?)", values)
     connection.execute("INSERT INTO snapshot_marker VALUES (0, 0, 1, NULL)")
+    connection.execute("INSERT INTO history_marker VALUES (0, 0, 1, NULL)")
 
 
-def has_history_snapshot(connection: sqlite3.Connection) -> bool:
-    """Return whether the file has the tables of a history snapshot."""
-    [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
-    return bool(file_format >= FORMAT_WITH_HISTORY)
-
-
-def make_history_snapshot(connection: sqlite3.Connection) -> None:
-    """Create the tables of a history snapshot, replacing existing ones, within the caller's
-    transaction.
-    """
-    connection.execute(f"DROP TABLE IF EXISTS {HISTORY}")
-    connection.execute(f"DROP TABLE IF EXISTS {HISTORY}_marker")
+def remake_history_snapshot(connection: sqlite3.Connection) -> None:
+    """Replace the tables of a history snapshot by empty ones, within the caller's transaction."""
+    connection.execute(f"DROP TABLE {HISTORY}")
+    connection.execute(f"DROP TABLE {HISTORY}_marker")
     for statement in _HISTORY_TABLES:
         connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {FORMAT_WITH_HISTORY}")
     # Far above the claims of an earlier history snapshot, so that none of them is valid for this
     # one.
     claim = time.time_ns()

@@ -206,11 +206,7 @@ class SqliteLog:
             return bounds.end
 
     def position_at(self, time_ms: int) -> int:
-        """See `Log.position_at`.
-
-        Entries that a process with format 1 appends while it has the file open have no time. They
-        count as entries with a wrong clock.
-        """
+        """See `Log.position_at`."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             low = position_by(self._first_timed, time_ms, low=bounds.start, high=bounds.end + 1)
             [(offset,)] = self._storage.connection.execute(

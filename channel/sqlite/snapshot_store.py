@@ -44,8 +44,7 @@ from equipoise.channel.core.snapshot_store import (
 from equipoise.channel.sqlite.format import (
     HISTORY,
     SNAPSHOT,
-    has_history_snapshot,
-    make_history_snapshot,
+    remake_history_snapshot,
 )
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage
 
@@ -74,9 +73,6 @@ class _State(NamedTuple):
     marker: bytes | None
 
 
-_UNCLAIMED: Final = _State(claim=0, generation=0, is_tidy=True, marker=None)
-
-
 class SqliteSnapshotStore:
     """The snapshot in the file of `storage`. See `SnapshotStore` for the contract."""
 
@@ -89,11 +85,9 @@ class SqliteSnapshotStore:
     def claim(self, *, timeout_ms: int) -> None:
         """See `SnapshotStore.claim`."""
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
-            if not self._is_there():
-                make_history_snapshot(self._storage.connection)
-            elif self._table == HISTORY and not self._is_sound():
+            if self._table == HISTORY and not self._is_sound():
                 # It holds only the past, and a damaged one cannot even be read.
-                make_history_snapshot(self._storage.connection)
+                remake_history_snapshot(self._storage.connection)
             state = self._state()
             self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
         if not state.is_tidy:
@@ -197,8 +191,6 @@ class SqliteSnapshotStore:
             raise SnapshotFenced(log=self._storage.name)
 
     def _state(self) -> _State:
-        if not self._is_there():
-            return _UNCLAIMED
         rows = self._execute(
             "SELECT claim, generation, is_tidy, data FROM {table}_marker"
         ).fetchall()
@@ -220,10 +212,6 @@ class SqliteSnapshotStore:
         return not self._execute(
             "SELECT 1 FROM {table} WHERE typeof(key) != 'blob' LIMIT 1"
         ).fetchall()
-
-    def _is_there(self) -> bool:
-        """Return whether the tables exist. The first claim creates those of a history snapshot."""
-        return self._table != HISTORY or has_history_snapshot(self._storage.connection)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return self._storage.connection.execute(statement.format(table=self._table), values)

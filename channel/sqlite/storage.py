@@ -25,14 +25,7 @@ from equipoise.channel.core.errors import (
 )
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite.file import FileId, connect, is_disk_full, sync_folder, with_id
-from equipoise.channel.sqlite.format import (
-    FORMAT,
-    bring_up,
-    create,
-    found_format,
-    is_of_other_boot,
-    skip_ahead,
-)
+from equipoise.channel.sqlite.format import create, holds_log, is_of_other_boot, skip_ahead
 
 OPEN_MS_MAX: Final = 5_000
 """How long opening waits for other processes, which hold the file for milliseconds to create or
@@ -285,20 +278,20 @@ class SqliteStorage:
 
         1. Refuse a foreign or missing log before anything is written.
         2. Apply the settings of the connection and the file.
-        3. Create or upgrade the tables, or skip ahead. Check again under the write lock, since
+        3. Create the tables, or skip ahead. Check again under the write lock, since
            another process may do the same. Wait for the disk under every setting: a second power
            failure must not undo what guards against the first.
 
         Opening a log that needs none of this takes no lock.
         """
-        file_format = self._format()  # 1.
-        if not file_format and not may_create:
+        is_there = self._is_there()  # 1.
+        if not is_there and not may_create:
             raise LogNotBegun(log=self.name, problem=f"{self._path} is empty")
         [(journal_mode,)] = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()  # 2.
         if journal_mode != b"wal":
             raise LogDamaged(log=self.name, problem=f"SQLite cannot use a WAL on {self._path}")
         self._set_up(self.connection, Synchronous.FULL)
-        if file_format < FORMAT or is_of_other_boot(self.connection, boot):  # 3.
+        if not is_there or is_of_other_boot(self.connection, boot):  # 3.
             self.connection.execute("BEGIN IMMEDIATE")
             self._make_up(boot)
             self.connection.execute("COMMIT")
@@ -311,17 +304,13 @@ class SqliteStorage:
         return identity.decode("ascii", "replace")
 
     def _make_up(self, boot: str) -> None:
-        file_format = self._format()
-        if not file_format:
+        if not self._is_there():
             create(self.connection, boot=boot)
-            return
-        if file_format < FORMAT:
-            bring_up(self.connection)
-        if is_of_other_boot(self.connection, boot):
+        elif is_of_other_boot(self.connection, boot):
             skip_ahead(self.connection, boot)
 
-    def _format(self) -> int:
-        return found_format(self.connection, self._path, log=self.name)
+    def _is_there(self) -> bool:
+        return holds_log(self.connection, self._path, log=self.name)
 
     @staticmethod
     def _set_up(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
