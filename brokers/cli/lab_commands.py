@@ -18,9 +18,8 @@ from equipoise.brokers.balancing.planning import cluster_snapshot_of
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import Channel, directory, file
+from equipoise.brokers.cli.options import Channel, directory, file, pairs
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_line
 from equipoise.brokers.cli.progress import progress

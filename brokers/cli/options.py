@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,3 +234,14 @@ def shared(log_url: str) -> str:
             url=log_url, problem="a log in memory is known only to the process that made it"
         )
     return log_url
+
+
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Parse `NAME=VALUE` texts. Raise a usage error that names `option`."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
+        pairs[name] = value
+    return pairs

@@ -28,7 +28,6 @@ from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Topic
 from equipoise.brokers.pulsar.wire import replies
@@ -61,6 +60,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
     TurnedAway,
     Unsubscribed,
+    version_of,
 )
 from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, Schemas
+from equipoise.brokers.pulsar.topics.schemas import Schemas
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
-from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.brokers.pulsar.wire.requests import VERSION_BYTES, Schema
 from equipoise.channel.core.ranges import TopicName
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,7 +17,7 @@ import typer
 
 from equipoise.brokers.cli import kafka_options
 from equipoise.brokers.cli.kafka_options import PrintConfigOption
-from equipoise.brokers.cli.options import BrokerConfOption, LogOption, directory, file
+from equipoise.brokers.cli.options import BrokerConfOption, LogOption, directory, file, pairs
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 
@@ -245,17 +245,6 @@ def _serve(
         end_with_standard_input()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run_broker(config, services))
-
-
-def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse `NAME=VALUE` texts. Raise a usage error that names `option`."""
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
-        pairs[name] = value
-    return pairs
 
 
 def keep_freed_memory() -> None:

@@ -31,9 +31,8 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.broker_conf import read_broker_conf
-from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.commands.forecasts import ForecastBasis, document_of, print_forecast
-from equipoise.brokers.cli.options import Admin, BrokerConfOption, file
+from equipoise.brokers.cli.options import Admin, BrokerConfOption, file, pairs
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_json
 from equipoise.brokers.decision_log import newest_decisions

@@ -16,10 +16,9 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.lab_commands import OURS, EveryOption, TraceOptions
 from equipoise.brokers.cli.moments import TimeCommand, moment
-from equipoise.brokers.cli.options import LOG_VARIABLE, LogOption, directory, file, handle
+from equipoise.brokers.cli.options import LOG_VARIABLE, LogOption, directory, file, handle, pairs
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Output, print_line
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input

@@ -17,14 +17,8 @@ from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.pulsar import cluster_schemas
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.schemas import (
-    KINDS,
-    SCHEMA_BYTES_MAX,
-    VERSION_BYTES,
-    size_of,
-    version_of,
-)
-from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.brokers.pulsar.topics.schemas import KINDS, SCHEMA_BYTES_MAX, size_of
+from equipoise.brokers.pulsar.wire.requests import VERSION_BYTES, Schema, version_of
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
 

@@ -8,11 +8,10 @@ connect, so a move hands over none.
 from __future__ import annotations
 
 from collections import OrderedDict
-from hashlib import blake2b
 from typing import Final
 
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.brokers.pulsar.wire.requests import Schema, version_of
 
 # A schema of the usual size takes 0.5 KiB, and its row another 0.5 KiB: 16 MiB in total.
 SCHEMAS_MAX: Final = 16_384
@@ -27,9 +26,6 @@ KINDS: Final = (
     *("LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
 )
 """Pulsar's names of schema types, by number."""
-
-VERSION_BYTES: Final = 8
-"""Length of a schema version. Clients read it as a big-endian number."""
 
 
 class Schemas:
@@ -104,16 +100,3 @@ def size_of(schema: Schema) -> int:
         + len(schema.definition)
         + sum(len(key) + len(value) for key, value in schema.properties)
     )
-
-
-def version_of(schema: Schema | None) -> bytes:
-    """Return the version of a schema, or b"" for no schema.
-
-    The version is positive as a signed 64-bit number, because Java clients read it so.
-    """
-    if schema is None:
-        return b""
-    digest = blake2b(
-        f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES
-    ).digest()
-    return bytes((digest[0] & 0x7F,)) + digest[1:]

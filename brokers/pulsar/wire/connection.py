@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Final
 
-from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire import commands, replies
 from equipoise.brokers.pulsar.wire.attachments import (
     Attached,
@@ -61,6 +60,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     SubscribeAsked,
     TurnedAway,
     Unsubscribed,
+    version_of,
 )
 from equipoise.brokers.security.identity import Identity, Refusal
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import ClassVar, NamedTuple
+from hashlib import blake2b
+from typing import ClassVar, Final, NamedTuple
 
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.security.identity import Credentials
@@ -75,6 +76,23 @@ class Schema:
     kind: int
     definition: bytes
     properties: tuple[tuple[str, str], ...]
+
+
+VERSION_BYTES: Final = 8
+"""Length of a schema version. Clients read it as a big-endian number."""
+
+
+def version_of(schema: Schema | None) -> bytes:
+    """Return the version of a schema, or b"" for no schema.
+
+    The version is positive as a signed 64-bit number, because Java clients read it so.
+    """
+    if schema is None:
+        return b""
+    digest = blake2b(
+        f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES
+    ).digest()
+    return bytes((digest[0] & 0x7F,)) + digest[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
