@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import resource
 import sys
 import tempfile
 import time
@@ -54,17 +53,7 @@ class Step(Enum):
     JOIN = "join"
     SHARE = "share"
     MEASURE = "measure"
-    REJOIN = "rejoin"
     END = "end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What one process took: percent of a core, window by window, and its memory at the end."""
-
-    percents: tuple[float, ...]
-    rss_mib: float
-    records: int
 
 
 def all_owned(view: View) -> bool | None:
@@ -77,8 +66,8 @@ async def run_workers(folder: Path, number: int, connection: Connection) -> None
     """One process: do what the parent says, step by step, and say when it is done."""
     workers: list[Member] = []
     while (step := await asyncio.to_thread(connection.recv)) != Step.END:
-        if step in (Step.JOIN, Step.REJOIN):
-            workers = [await joined(folder, number, worker, workers) for worker in range(WORKERS)]
+        if step is Step.JOIN:
+            workers = [await joined(folder, number, worker) for worker in range(WORKERS)]
             connection.send(None)
         elif step is Step.SHARE:
             boundaries = even_boundaries(BUNDLES)
@@ -89,7 +78,7 @@ async def run_workers(folder: Path, number: int, connection: Connection) -> None
             await first.until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
             connection.send(None)
         else:
-            connection.send(await measure([member.worker for member in workers]))
+            connection.send(await measure())
     for member in workers:
         await member.abort()
 
@@ -107,26 +96,22 @@ class Member:
         await self.broker.__aexit__(None, None, None)
 
 
-async def joined(folder: Path, number: int, worker: int, former: Sequence[Member]) -> Member:
-    """A worker that has joined, in place of the one that was there before."""
-    if former:
-        await former[worker].abort()
+async def joined(folder: Path, number: int, worker: int) -> Member:
+    """A worker that has joined."""
     broker = Broker(config_of(folder, number, worker), {"*": Idle()}, advertised_addresses={})
     again = Member(broker=broker, worker=await broker.__aenter__())
     await again.worker.ready(timeout_ms=TIMEOUT_MS)
     return again
 
 
-async def measure(workers: Sequence[Worker]) -> Cost:
-    """The cost of this process, window by window."""
+async def measure() -> list[float]:
+    """The cost of this process, in percent of a core, window by window."""
     percents: list[float] = []
-    before = workers[0].view.offset
     for _ in range(WINDOWS):
         began, began_cpu = time.perf_counter(), time.process_time()
         await asyncio.sleep(WINDOW_S)
         percents.append((time.process_time() - began_cpu) / (time.perf_counter() - began) * 100)
-    rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
-    return Cost(percents=tuple(percents), rss_mib=rss_mib, records=workers[0].view.offset - before)
+    return percents
 
 
 def config_of(folder: Path, number: int, worker: int) -> WorkerConfig:
@@ -145,42 +130,23 @@ def process(folder: Path, number: int, connection: Connection) -> None:
     asyncio.run(run_workers(folder, number, connection))
 
 
-def tell(pipe: Connection, step: Step) -> Cost:
-    """Have one process do a step; what it says at its end."""
-    (cost,) = tell_all([pipe], step)
-    return cost
+def tell(pipe: Connection, step: Step) -> None:
+    """Have one process do a step."""
+    pipe.send(step)
+    pipe.recv()
 
 
-def tell_all(pipes: Sequence[Connection], step: Step) -> list[Cost]:
-    """Have all processes do a step at the same time."""
+def measured(pipes: Sequence[Connection]) -> dict[str, Figures]:
+    """Let all join, one after the other, and measure all at the same time."""
     for pipe in pipes:
-        pipe.send(step)
-    return [pipe.recv() for pipe in pipes]
-
-
-def measured(pipes: Sequence[Connection]) -> dict[str, dict[str, Figures]]:
-    """Let all join, one after the other; measure; let all join anew, and measure again."""
-    results = {}
-    for step, name in ((Step.JOIN, "joined_one_by_one"), (Step.REJOIN, "joined_among_a_hundred")):
-        for pipe in pipes:
-            tell(pipe, step)
-            print(f"idle: {name}, one process of {PROCESSES}", file=sys.stderr)
-        if step is Step.JOIN:
-            tell(pipes[0], Step.SHARE)
-        time.sleep(SETTLE_S)
-        results[name] = figures_of(tell_all(pipes, Step.MEASURE))
-    return results
-
-
-def figures_of(costs: Sequence[Cost]) -> dict[str, Figures]:
-    """What all processes told, as figures."""
-    return {
-        "cpu_per_process": summary(
-            [percent for cost in costs for percent in cost.percents], "% of one core"
-        ),
-        "rss_per_process": summary([cost.rss_mib for cost in costs], "MiB"),
-        "offsets": summary([cost.records / (WINDOWS * WINDOW_S) for cost in costs], "offsets/s"),
-    }
+        tell(pipe, Step.JOIN)
+        print(f"idle: joined, one process of {PROCESSES}", file=sys.stderr)
+    tell(pipes[0], Step.SHARE)
+    time.sleep(SETTLE_S)
+    for pipe in pipes:
+        pipe.send(Step.MEASURE)
+    percents = [percent for pipe in pipes for percent in pipe.recv()]
+    return {"cpu_per_process": summary(percents, "% of one core")}
 
 
 def main() -> None:

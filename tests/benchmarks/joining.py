@@ -30,7 +30,6 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.benchmarks.transfer import calls
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import BY_USE, counters, running
 from tests.load.log_places import LogKind, add_log_option, new_log
@@ -47,7 +46,6 @@ HELD_S: Final = 4.0
 PATIENCE_MS: Final = 90_000
 _LOOK_S: Final = 0.1
 _NS_PER_S: Final = 1_000_000_000
-_NS_PER_MS: Final = 1_000_000
 
 IsBalanced = Callable[[View, Sequence[Summary], BalancingSettings], bool]
 
@@ -99,7 +97,6 @@ class Observer:
     incarnation: int | None = None
     joined_ns: int = 0
     first_move_ns: int | None = None
-    moves: int = 0
 
     def folded(self, folded: Folded) -> None:
         """Take in one record."""
@@ -115,24 +112,18 @@ class Observer:
                 isinstance(change, BundleChanged)
                 and change.after is not None
                 and change.after.phase == "transferring"
+                and change.after.owner == self.incarnation
+                and self.first_move_ns is None
             ):
-                self.moves += self.incarnation is not None
-                if (
-                    self.incarnation is not None
-                    and change.after.owner == self.incarnation
-                    and self.first_move_ns is None
-                ):
-                    self.first_move_ns = boot_ns()
+                self.first_move_ns = boot_ns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: the figures of a fourth broker, in seconds and milliseconds."""
+    """One run: the figures of a fourth broker, in seconds."""
 
     first_move_s: float
     balanced_s: float
-    longest_pause_ms: float
-    moves: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,22 +200,13 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
             deadline.check("the first move to the broker that joined")
             await asyncio.sleep(_LOOK_S)
         balanced_ns = await watch.balanced_ns(deadline)
-        moves = observer.moves  # Before it leaves again, and gives back what it got.
         await callers.stop()
     evidence = [*cluster.evidence(), *joining.evidence()]
     verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
     assert verdict.is_clean, verdict
-    paused = [
-        ended - began
-        for of_key in calls(history).values()
-        for began, ended in of_key
-        if observer.joined_ns <= began < balanced_ns
-    ]
     run = Run(
         first_move_s=(observer.first_move_ns - observer.joined_ns) / _NS_PER_S,
         balanced_s=(balanced_ns - observer.joined_ns) / _NS_PER_S,
-        longest_pause_ms=max(paused, default=0) / _NS_PER_MS,
-        moves=moves,
     )
     print(f"joining by {strategy}: {run}, {verdict.text}", file=sys.stderr)
     return run
@@ -243,8 +225,6 @@ def measure(folder: Path, kind: LogKind) -> dict[str, object]:
         results[strategy] = {
             "first_move": summary([run.first_move_s for run in runs], "s"),
             "balanced": summary([run.balanced_s for run in runs], "s"),
-            "longest_pause": summary([run.longest_pause_ms for run in runs], "ms"),
-            "moves": summary([run.moves for run in runs], "moves"),
         }
     return results
 

@@ -22,7 +22,6 @@ TIMEOUT_MS = 10_000
 WARM_UP_APPENDS = 500
 REPLAY_ENTRIES = 200_000
 SNAPSHOT_ROWS, SNAPSHOT_ROW_BYTES, SNAPSHOT_REPEATS = 100_000, 250, 3
-TAIL_REPEATS = 20
 
 
 def timed_ms(work: Callable[[], object], repeats: int) -> list[float]:
@@ -35,28 +34,14 @@ def timed_ms(work: Callable[[], object], repeats: int) -> list[float]:
     return measured
 
 
-def open_and_close(url: str) -> None:
-    """What a command pays before it reads, and after."""
-    open_log(url, create=False).close()
-
-
-def append_and_read(log: Log) -> None:
-    """What one turn of a broker's thread does: append, and read that back by the same handle."""
-    (offset,) = log.append([any_log.record()], timeout_ms=TIMEOUT_MS)
-    assert len(log.read(offset, limit=10)) == 1
-
-
 def measure(address: str) -> dict[str, object]:
     """All measurements, on one log of one node."""
     url = f"kafka://{address}/benchmark-{uuid.uuid4().hex}"
     log = open_log(url)
     for _ in range(WARM_UP_APPENDS):  # A JVM that has just started compiles what it runs.
-        append_and_read(log)
+        log.append([any_log.record()], timeout_ms=TIMEOUT_MS)
     results: dict[str, object] = {
         "read_back": summary(any_log.read_back(url), "ms"),
-        "append_and_read": summary(
-            timed_ms(lambda: append_and_read(log), any_log.READ_BACKS), "ms"
-        ),
         "single_appends": summary(
             any_log.rates(any_log.append_singly, log, any_log.SINGLE_REPEATS), "records/s"
         ),
@@ -64,8 +49,6 @@ def measure(address: str) -> dict[str, object]:
             any_log.rates(any_log.append_in_groups, log, any_log.GROUP_REPEATS), "records/s"
         ),
         "four_writers": summary(any_log.contended(url), "ms"),
-        "idle_wait": summary(any_log.idle(url), "% of one core"),
-        "open_and_close": summary(timed_ms(lambda: open_and_close(url), TAIL_REPEATS), "ms"),
     }
     while log.end() < REPLAY_ENTRIES:
         any_log.append_in_groups(log)
@@ -87,11 +70,8 @@ def measure_snapshot(log: Log) -> dict[str, object]:
         SnapshotRow(f"bundle:{number}", b"r" * SNAPSHOT_ROW_BYTES)
         for number in range(SNAPSHOT_ROWS)
     ]
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     return {
-        "snapshot_claim": summary(
-            timed_ms(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS),
-            "ms",
-        ),
         "snapshot_replace": summary(
             timed_ms(
                 lambda: compacted_snapshot.replace(rows, b"marker", timeout_ms=TIMEOUT_MS),

@@ -18,7 +18,7 @@ from pathlib import Path
 from equipoise.channel.core.log import FIRST_OFFSET, Log
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.file_system import MOUNT_TABLE, file_system_type
-from tests.benchmarks.figures import Figures, machine, print_line, summary
+from tests.benchmarks.figures import machine, print_line, summary
 
 RECORD_BYTES = 220
 TIMEOUT_MS = 10_000
@@ -28,7 +28,6 @@ SINGLE_APPENDS, SINGLE_REPEATS = 1_500, 7
 GROUP_ENTRIES, GROUPS, GROUP_REPEATS = 500, 40, 7
 READ_REPEATS = 5
 WRITERS, WRITER_APPENDS = 4, 1_500
-IDLE_SECONDS = 5
 
 spawn = multiprocessing.get_context("spawn")
 Latencies = list[float]
@@ -116,10 +115,8 @@ def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) ->
     log.close()
 
 
-def contended(url: str, *, look: Callable[[], object] = lambda: None) -> Latencies:
-    """Milliseconds of single appends of processes that all append without pause. `look` is called
-    again and again meanwhile.
-    """
+def contended(url: str) -> Latencies:
+    """Milliseconds of single appends of processes that all append without pause."""
     ready = spawn.Barrier(WRITERS)
     results: Queue[Latencies] = spawn.Queue()
     writers: list[SpawnProcess] = [
@@ -128,59 +125,23 @@ def contended(url: str, *, look: Callable[[], object] = lambda: None) -> Latenci
     ]
     for writer in writers:
         writer.start()
-    latencies: Latencies = []
-    while len(latencies) < WRITERS * WRITER_APPENDS:
-        look()
-        if not results.empty():
-            latencies += results.get()
-        time.sleep(0.01)
+    latencies = [each for _ in writers for each in results.get()]
     for writer in writers:
         writer.join()
     return latencies
 
 
-def four_writers(url: str, wal: Path) -> Figures:
-    """What `contended` measures, and the greatest length of the WAL meanwhile."""
-    sizes: list[int] = []
-    latencies = contended(url, look=lambda: sizes.append(wal.stat().st_size))
-    return {**summary(latencies, "ms"), "wal_bytes_max": max(sizes)}
-
-
-def idle(url: str) -> list[float]:
-    """Percent of a core that a reader costs which waits on a log where nothing happens, second by
-    second.
-    """
-    log = open_log(url)
-    position = log.end() + 1
-    percents: list[float] = []
-    for _ in range(IDLE_SECONDS):
-        began = time.process_time()
-        assert not log.wait(position, timeout_ms=1_000)
-        percents.append((time.process_time() - began) * 100)
-    log.close()
-    return percents
-
-
 def measure(folder: str) -> dict[str, object]:
-    """All measurements, each on a log of its own."""
-    results: dict[str, object] = {}
-    for durability in ("full", "normal"):
-        url = f"sqlite:{folder}/{durability}.db?synchronous={durability}"
-        log = open_log(url)
-        results[f"read_back_{durability}"] = summary(read_back(url), "ms")
-        results[f"single_appends_{durability}"] = summary(
-            rates(append_singly, log, SINGLE_REPEATS), "records/s"
-        )
-        results[f"grouped_appends_{durability}"] = summary(
-            rates(append_in_groups, log, GROUP_REPEATS), "records/s"
-        )
-        results[f"four_writers_{durability}"] = four_writers(
-            url, Path(f"{folder}/{durability}.db-wal")
-        )
-        if durability == "full":
-            results["replay"] = summary(rates(read_all, log, READ_REPEATS), "records/s")
-            results["idle_wait"] = summary(idle(url), "% of one core")
-        log.close()
+    """All measurements, on one log."""
+    url = f"sqlite:{folder}/channel.db"
+    log = open_log(url)
+    results: dict[str, object] = {
+        "read_back": summary(read_back(url), "ms"),
+        "single_appends": summary(rates(append_singly, log, SINGLE_REPEATS), "records/s"),
+        "grouped_appends": summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s"),
+        "four_writers": summary(contended(url), "ms"),
+    }
+    log.close()
     return results
 
 
@@ -192,7 +153,7 @@ def conditions(folder: str) -> str:
         else "unknown"
     )
     return (
-        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named,"
+        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous=full,"
         f" records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without"
         " pause"
     )

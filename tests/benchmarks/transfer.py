@@ -1,5 +1,4 @@
-"""How long a transfer, a split and a merge hold callers up, and how long a transfer takes to be
-answered.
+"""How long a transfer, a split and a merge hold callers up.
 
 `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
 
@@ -14,9 +13,8 @@ import os
 import sys
 import tempfile
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +24,11 @@ import orjson
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.security.tls import CA_VARIABLE, client_context_of_environment
-from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
-from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
-from tests.benchmarks.figures import Figures, machine, percentile, print_line, single, summary
+from tests.benchmarks.figures import machine, percentile, print_line, single, summary
 from tests.load import operator
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running, settle
@@ -55,17 +52,11 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time, in nanoseconds of boot time, and what was done at its beginning.
-
-    `took_ns`: until that was answered. `after_ns`: from the moment at which this process had read
-    that the bundle has its new owner.
-    """
+    """A stretch of time, in nanoseconds of boot time, and what was done at its beginning."""
 
     kind: str
     began_ns: int
     ended_ns: int
-    took_ns: int
-    after_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +66,6 @@ class Bench:
     cluster: LocalCluster
     table: TableView
     http: aiohttp.ClientSession
-    owned_ns: list[int] = field(default_factory=list)
-
-    def heard(self, folded: Folded) -> None:
-        """Note when this process has read that a bundle has an owner."""
-        if any(
-            isinstance(change, BundleChanged)
-            and change.after is not None
-            and change.after.phase == "owned"
-            for change in folded.verdict.changes
-        ):
-            self.owned_ns.append(boot_ns())
 
     def hot(self) -> BundleEntry:
         """The bundle of the hot key."""
@@ -99,16 +79,8 @@ class Bench:
         if move is not None:
             problem = await operator.make(self.http, self.cluster.addresses[0], move)
             assert problem is None, problem
-        took_ns = boot_ns() - began_ns
         await asyncio.sleep(WINDOW_S + SETTLE_S - (boot_ns() - began_ns) / 1e9)
-        after_ns = began_ns + took_ns - self.owned_ns[-1] if self.owned_ns else 0
-        return Window(
-            kind=kind,
-            began_ns=began_ns,
-            ended_ns=began_ns + int(WINDOW_S * 1e9),
-            took_ns=took_ns,
-            after_ns=after_ns,
-        )
+        return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9))
 
     def transfer(self) -> Move:
         """The hot bundle to the broker that has it not."""
@@ -137,39 +109,30 @@ class Bench:
         return done
 
 
-def calls(history: Path) -> dict[str, list[tuple[int, int]]]:
-    """Of each key, the first attempt and the acknowledgement of every call, by the time of the
+def hot_calls(history: Path) -> list[tuple[int, int]]:
+    """Of the hot key, the first attempt and the acknowledgement of every call, by the time of the
     first attempt.
     """
     first: dict[str, int] = {}
-    done: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    done: list[tuple[int, int]] = []
     for line in history.read_bytes().splitlines():
         attempt = orjson.loads(line)
         began_ns = first.setdefault(attempt["request"], attempt["call_ns"])
-        if attempt["status"] == 200:
-            done[attempt["key"]].append((began_ns, attempt["return_ns"]))
-    return {key: sorted(of_key) for key, of_key in done.items()}
+        if attempt["status"] == 200 and attempt["key"] == f"{NAMESPACE}/hot":
+            done.append((began_ns, attempt["return_ns"]))
+    return sorted(done)
 
 
-def pauses_ms(
-    windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, int]]]
-) -> list[float]:
+def pauses_ms(windows: Iterable[Window], calls: Sequence[tuple[int, int]]) -> list[float]:
     """Of each window, how long the call took, of all that began in it, that took longest.
 
     A window in which none began lies within a pause, which is counted where it began.
     """
     longest: list[float] = []
     for window in windows:
-        durations = [
-            acknowledged_ns - began_ns
-            for of_key in of_keys
-            for began_ns, acknowledged_ns in of_key[
-                bisect_left(of_key, (window.began_ns, 0)) : bisect_left(
-                    of_key, (window.ended_ns, 0)
-                )
-            ]
-        ]
-        if durations:
+        first, end = (bisect_left(calls, (ns, 0)) for ns in (window.began_ns, window.ended_ns))
+        if first < end:
+            durations = (done_ns - began_ns for began_ns, done_ns in calls[first:end])
             longest.append(max(durations) / _NS_PER_MS)
     return longest
 
@@ -192,15 +155,12 @@ async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, o
         CallerProcess(plan) as callers,
     ):
         await asyncio.sleep(WARM_UP_S)
-        bench = Bench(cluster=cluster, table=table, http=http)
-        end = table.listen(bench.heard)
-        windows = await bench.windows()
-        end()
+        windows = await Bench(cluster=cluster, table=table, http=http).windows()
         await callers.stop()
     verdict = check_calls([history], store=directory / "counter.db", evidence=cluster.evidence())
     print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
     assert verdict.is_clean, verdict
-    return figures(windows, calls(history))
+    return figures(windows, hot_calls(history))
 
 
 def with_tls(directory: Path) -> dict[str, str]:
@@ -217,44 +177,25 @@ def session() -> aiohttp.ClientSession:
     )
 
 
-def figures(
-    windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]
-) -> dict[str, object]:
-    """The pauses of the hot key's callers, by what was done, and how far above the control; and
-    those of all callers.
-    """
+def figures(windows: Sequence[Window], calls: Sequence[tuple[int, int]]) -> dict[str, object]:
+    """The pauses of the hot key's callers, by what was done, and how far above the control."""
     span_s = (windows[-1].ended_ns - windows[0].began_ns) / 1e9
-    hot = [of_keys[f"{NAMESPACE}/hot"]]
-    within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in hot[0])
-    results: dict[str, object] = {"hot_calls": single(within / span_s, "calls/s")}
-    transfers = [window for window in windows if window.kind == "transfer"]
-    results["transfer_answer"] = _with_p95([window.took_ns / _NS_PER_MS for window in transfers])
-    results["transfer_answer_after_owned"] = _with_p95(
-        [window.after_ns / _NS_PER_MS for window in transfers]
-    )
-    for name, keys in (("hot_key", hot), ("all_keys", list(of_keys.values()))):
-        by_kind = {
-            kind: pauses_ms((w for w in windows if w.kind == kind), keys)
-            for kind in ("control", "transfer", "split", "merge")
-        }
-        for kind, pauses in by_kind.items():
-            results[f"{kind}_pause_{name}"] = _with_p95(pauses)
-        results[f"transfer_above_control_{name}"] = {
-            "unit": "ms",
-            **{
-                f"p{percent}": round(
-                    percentile(sorted(by_kind["transfer"]), percent)
-                    - percentile(sorted(by_kind["control"]), percent),
-                    3,
-                )
-                for percent in (50, 95, 99)
-            },
-        }
-    return results
-
-
-def _with_p95(pauses: list[float]) -> Figures:
-    return {**summary(pauses, "ms"), "p95": round(percentile(sorted(pauses), 95), 3)}
+    within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in calls)
+    pauses = {
+        kind: sorted(pauses_ms((each for each in windows if each.kind == kind), calls))
+        for kind in ("control", "transfer", "split", "merge")
+    }
+    above = {
+        f"p{percent}": round(
+            percentile(pauses["transfer"], percent) - percentile(pauses["control"], percent), 3
+        )
+        for percent in (50, 95, 99)
+    }
+    return {
+        "hot_calls": single(within / span_s, "calls/s"),
+        **{f"{kind}_pause": summary(of_kind, "ms") for kind, of_kind in pauses.items()},
+        "transfer_above_control": {"unit": "ms", **above},
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
