@@ -25,7 +25,7 @@ from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.brokers.runtime.router import OPENED_ASKED_MAX
+from equipoise.brokers.runtime.router import OPENED_ASKED_MAX, OPENED_MS_MAX
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import (
@@ -43,7 +43,6 @@ BODY_BYTES_MAX: Final = 1 << 20
 
 _PROBLEMS_SHOWN_MAX: Final = 3
 _FOR_MS_MAX: Final = 100 * 366 * 86_400_000  # Whoever wants more means no end.
-_OPENED_MS_MAX: Final = 10_000  # An opening takes at most `open_ms`, 10 s by default.
 # Pydantic's head of an error that a check of ours raised.
 _OWN_ERROR: Final = "Value error, "
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
@@ -205,7 +204,7 @@ class OpenedBody(BaseModel):
         dict[str, Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]],
         Field(max_length=OPENED_ASKED_MAX),
     ]
-    timeout_ms: Annotated[Integer, Field(ge=0, le=_OPENED_MS_MAX)]
+    timeout_ms: Annotated[Integer, Field(ge=0, le=OPENED_MS_MAX)]
 
 
 class TenantBody(PulsarModel):

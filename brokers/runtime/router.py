@@ -387,6 +387,9 @@ OPENED_PATH: Final = "/v1/opened"
 OPENED_ASKED_MAX: Final = 1_024
 """Bundles in one question: 700 KiB if all names are as long as they may be."""
 
+OPENED_MS_MAX: Final = 10_000
+"""How long an owner is asked to wait: an opening takes at most `open_ms`, 10 s by default."""
+
 CONNECT_MS: Final = 500
 """How long a connection to an owner may take. A caller that cannot reach it, as through a firewall,
 waits no longer than without asking."""
@@ -424,9 +427,9 @@ def by_owner(
 
 def opened_question(tokens: Mapping[str, int], *, timeout_ms: int) -> Mapping[str, object]:
     """Return the body that asks an owner which bundles it has opened under their `tokens`, once it
-    has, or after `timeout_ms`.
+    has, or after `timeout_ms`, or after `OPENED_MS_MAX`.
     """
-    return {"bundles": dict(tokens), "timeout_ms": timeout_ms}
+    return {"bundles": dict(tokens), "timeout_ms": min(timeout_ms, OPENED_MS_MAX)}
 
 
 def opened_in(answer: object) -> Opened:

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -323,6 +324,22 @@ def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Call
         return played
 
     return decorate
+
+
+def with_cluster(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - those of `cluster`
+    """Return a decorator for a test whose first parameter is a cluster."""
+    return story(lambda folder: cluster(folder, **options))
+
+
+def with_broker(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - as above
+    """Return a decorator for a test whose first parameter is the only broker of a cluster."""
+
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Broker]:
+        async with cluster(folder, **options) as made:
+            yield made.brokers[0]
+
+    return story(opened)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,14 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypedDict
 
 import aiohttp
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, until
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    Broker,
+    Cluster,
+    path_of,
+    until,
+    with_broker,
+    with_cluster,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -57,73 +64,71 @@ def expected_row(brokers: Cluster, bundle: str) -> Row:
     }
 
 
-async def test_every_broker_returns_the_same_table(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
-        tables = [await table(broker) for broker in brokers.brokers]
-        assert rows == tables[0]["bundles"]
-        assert tables[0] == tables[1]
-        assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
+@with_cluster(brokers=2)
+async def test_every_broker_returns_the_same_table(brokers: Cluster) -> None:
+    rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
+    tables = [await table(broker) for broker in brokers.brokers]
+    assert rows == tables[0]["bundles"]
+    assert tables[0] == tables[1]
+    assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
 
 
-async def test_a_poll_waits_for_a_change_of_its_namespace(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
-        one, _ = brokers.brokers
-        (bundle,) = brokers.bundles()
-        before = await table(one)
-        polls = [
-            asyncio.ensure_future(table(broker, f"?after={before['offset']}"))
-            for broker in brokers.brokers
-            for _ in range(3)
-        ]
-        assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
-        assert not any(poll.done() for poll in polls)
-        source = brokers.owner_of(bundle)
-        source.service.closing.clear()
-        move = asyncio.ensure_future(
-            one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
-        )
-        answers = await asyncio.gather(*polls)
-        assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
-        assert all(answer["offset"] > before["offset"] for answer in answers)
-        await until(lambda: one.worker.view.bundles[bundle].phase == "handing_over")
-        handed_over = await table(one)
-        assert (None, {}) == (
-            handed_over["bundles"][0]["broker"],
-            handed_over["bundles"][0]["addresses"],
-        )
-        source.service.closing.set()
-        await move
-        after = await table(one, f"?after={handed_over['offset']}")
-        assert [expected_row(brokers, bundle)] == after["bundles"]
+@with_cluster(brokers=2, bundles=1)
+async def test_a_poll_waits_for_a_change_of_its_namespace(brokers: Cluster) -> None:
+    one, _ = brokers.brokers
+    (bundle,) = brokers.bundles()
+    before = await table(one)
+    polls = [
+        asyncio.ensure_future(table(broker, f"?after={before['offset']}"))
+        for broker in brokers.brokers
+        for _ in range(3)
+    ]
+    assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
+    assert not any(poll.done() for poll in polls)
+    source = brokers.owner_of(bundle)
+    source.service.closing.clear()
+    move = asyncio.ensure_future(
+        one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
+    )
+    answers = await asyncio.gather(*polls)
+    assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
+    assert all(answer["offset"] > before["offset"] for answer in answers)
+    await until(lambda: one.worker.view.bundles[bundle].phase == "handing_over")
+    handed_over = await table(one)
+    assert (None, {}) == (
+        handed_over["bundles"][0]["broker"],
+        handed_over["bundles"][0]["addresses"],
+    )
+    source.service.closing.set()
+    await move
+    after = await table(one, f"?after={handed_over['offset']}")
+    assert [expected_row(brokers, bundle)] == after["bundles"]
 
 
-async def test_a_poll_ends_unchanged_at_its_timeout(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        offset = (await table(broker))["offset"]
-        for after in (offset, offset + 1_000):
-            assert 204 == (await broker.get(f"{PATH}?after={after}&timeout_ms=50")).status
-        assert 204 == (await broker.get(f"{PATH}?after={offset}&timeout_ms=0")).status
-        assert 200 == (await broker.get(f"{PATH}?after={offset - 1}&timeout_ms=0")).status
+@with_broker()
+async def test_a_poll_ends_unchanged_at_its_timeout(broker: Broker) -> None:
+    offset = (await table(broker))["offset"]
+    for after in (offset, offset + 1_000):
+        assert 204 == (await broker.get(f"{PATH}?after={after}&timeout_ms=50")).status
+    assert 204 == (await broker.get(f"{PATH}?after={offset}&timeout_ms=0")).status
+    assert 200 == (await broker.get(f"{PATH}?after={offset - 1}&timeout_ms=0")).status
 
 
-async def test_an_unknown_namespace_has_no_assignment(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
-        assert (
-            404
-            == (
-                await broker.ask(
-                    "GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"}
-                )
-            ).status
-        )
-        assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
-        poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
-        assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
-        assert 404 == (await poll).status
+@with_broker()
+async def test_an_unknown_namespace_has_no_assignment(broker: Broker) -> None:
+    assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
+    assert (
+        404
+        == (
+            await broker.ask(
+                "GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"}
+            )
+        ).status
+    )
+    assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
+    poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
+    assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
+    assert 404 == (await poll).status
 
 
 class Event(TypedDict):
@@ -149,12 +154,6 @@ class Stream:
             if name:
                 fields[name] = value.removeprefix(" ")
         return None
-
-    async def comment(self) -> None:
-        async for raw in self._response.content:
-            if raw.startswith(b":"):
-                return
-        raise EOFError
 
 
 @asynccontextmanager
@@ -185,106 +184,68 @@ class Follower:
         self.offset = told["offset"]
 
 
-async def test_a_stream_sends_the_table_and_then_each_change(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        async with stream(other) as events:
-            follower = Follower()
+@with_cluster(brokers=2)
+async def test_a_stream_sends_the_table_and_then_each_change(brokers: Cluster) -> None:
+    one, other = brokers.brokers
+    async with stream(other) as events:
+        follower = Follower()
+        follower.take(await events.event())
+        first, second, *_ = brokers.bundles()
+        target = brokers.other_than(brokers.owner_of(first))
+        assert (
+            204 == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
+        )
+        assert 204 == (await one.put(f"{path_of(second)}/split")).status
+        left = next(
+            name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000")
+        )
+        assert 204 == (await one.put(f"{path_of(left)}/merge")).status
+        assert brokers.bundles()[1] == second
+        while (await table(one)) != {
+            "offset": follower.offset,
+            "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
+        }:
             follower.take(await events.event())
-            first, second, *_ = brokers.bundles()
-            target = brokers.other_than(brokers.owner_of(first))
-            assert (
-                204
-                == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
-            )
-            assert 204 == (await one.put(f"{path_of(second)}/split")).status
-            left = next(
-                name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000")
-            )
-            assert 204 == (await one.put(f"{path_of(left)}/merge")).status
-            assert brokers.bundles()[1] == second
-            while (await table(one)) != {
-                "offset": follower.offset,
-                "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
-            }:
-                follower.take(await events.event())
 
 
-async def test_changes_that_a_slow_follower_missed_are_combined(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
-        one, _ = brokers.brokers
-        (bundle,) = brokers.bundles()
-        feed = assignment.AssignmentFeed(one.worker.listen, broker=one.id)
-        assert (await table(one))["offset"] == feed.offset_of(one.worker.view, NAMESPACE)
-        with feed.follower(NAMESPACE) as follower:
-            for _ in range(3):
-                target = brokers.other_than(brokers.owner_of(bundle))
-                assert (
-                    204
-                    == (
-                        await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-                    ).status
-                )
-            assert await follower.wait(timeout_ms=0)
-            assert [bundle] == follower.take()
-            assert not await follower.wait(timeout_ms=0)
-        feed.close()
+@with_broker()
+async def test_a_stream_ends_with_its_namespace(broker: Broker) -> None:
+    async with stream(broker) as events:
+        deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
+        names = []
+        while (event := await events.event()) is not None:
+            names.append(event["name"])
+        assert ("table", "deleted") == (names[0], names[-1])
+        assert 204 == (await deletion).status
 
 
-async def test_a_silent_stream_sends_heartbeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
-
-    async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
+@with_broker()
+async def test_polls_and_streams_end_with_the_broker(broker: Broker) -> None:
+    offset = (await table(broker))["offset"]
+    poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
+    async with stream(broker) as events:
         await events.event()
-        await events.comment()
-        await events.comment()
+        asyncio.get_running_loop().call_soon(asyncio.ensure_future, broker.shut())
+        while (event := await events.event()) is not None:
+            assert "change" == event["name"]
+    assert 204 == (await poll).status
 
 
-async def test_a_stream_ends_with_its_namespace(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        async with stream(broker) as events:
-            deletion = asyncio.ensure_future(
-                broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")
-            )
-            names = []
-            while (event := await events.event()) is not None:
-                names.append(event["name"])
-            assert ("table", "deleted") == (names[0], names[-1])
-            assert 204 == (await deletion).status
-
-
-async def test_polls_and_streams_end_with_the_broker(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        offset = (await table(broker))["offset"]
-        poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
-        async with stream(broker) as events:
-            await events.event()
-            asyncio.get_running_loop().call_soon(asyncio.ensure_future, broker.shut())
-            while (event := await events.event()) is not None:
-                assert "change" == event["name"]
-        assert 204 == (await poll).status
-
-
+@with_broker()
 async def test_followers_beyond_the_bound_are_answered_503(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
-
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        async with stream(broker) as events:
-            await events.event()
-            for headers in ({}, {"Accept": "text/event-stream"}):
-                answer = await broker.ask("GET", f"{PATH}?after=0", headers=headers)
-                assert (503, True) == (answer.status, "is full" in answer.reason)
+    async with stream(broker) as events:
+        await events.event()
+        for headers in ({}, {"Accept": "text/event-stream"}):
+            answer = await broker.ask("GET", f"{PATH}?after=0", headers=headers)
+            assert (503, True) == (answer.status, "is full" in answer.reason)
 
 
+@with_broker()
 async def test_a_stream_that_nobody_reads_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its place is free again."""
     monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
@@ -292,17 +253,14 @@ async def test_a_stream_that_nobody_reads_is_ended(
     # A comment of a megabyte fills the buffers sooner than one of three bytes.
     monkeypatch.setattr(assignment, "HEARTBEAT", b":" + b" " * 1_000_000 + b"\n\n")
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
-
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        host, port = broker.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        writer.write(
-            f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode()
-        )
-        await until_answered(broker, 503)
-        await until_answered(broker, 200)
-        writer.close()
+    host, port = broker.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.write(
+        f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode()
+    )
+    await until_answered(broker, 503)
+    await until_answered(broker, 200)
+    writer.close()
 
 
 async def until_answered(broker: Broker, status: int) -> None:
@@ -311,33 +269,30 @@ async def until_answered(broker: Broker, status: int) -> None:
         await asyncio.sleep(0.002)
 
 
+@with_broker()
 async def test_a_poll_ends_when_its_client_disconnects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
-
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        host, port = broker.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        await until_answered(broker, 503)
-        writer.close()
-        await until_answered(broker, 200)
+    host, port = broker.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    await until_answered(broker, 503)
+    writer.close()
+    await until_answered(broker, 200)
 
 
+@with_cluster()
 async def test_a_table_is_the_same_after_it_left_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
-
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
-        await brokers.settled()
-        before = await table(broker)
-        assert 200 == (await broker.get("/v1/assignment/acme/other")).status
-        assert before == await table(broker)
-        assert before == await table(broker)
+    (broker,) = brokers.brokers
+    assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
+    await brokers.settled()
+    before = await table(broker)
+    assert 200 == (await broker.get("/v1/assignment/acme/other")).status
+    assert before == await table(broker)
+    assert before == await table(broker)

@@ -5,8 +5,9 @@ the outage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,17 @@ from equipoise.brokers.http.readiness import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.errors import LogUnavailable
 from tests.channels.troubled_log import TroubledLog
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    PATIENCE_MS,
+    Broker,
+    Cluster,
+    Test,
+    cluster,
+    story,
+    until,
+    with_broker,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -63,23 +74,33 @@ class Logs:
             handle.read_error = handle.append_error = None
 
 
-@asynccontextmanager
-async def losing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object
-) -> AsyncIterator[tuple[Cluster, Logs]]:
-    """Two brokers, a namespace that fences and one that serves on."""
-    logs = Logs()
-    monkeypatch.setattr(snapshots, "open_log", logs.open)
-    async with cluster(
-        folder, brokers=2, bundles=2, **{**QUICK, "lookup_ms": 200, **settings}
-    ) as brokers:
-        body = {"bundles": {"numBundles": 2}, "on_channel_loss": "serve"}
-        assert 204 == (await brokers.brokers[0].put(f"/admin/v2/namespaces/{SERVING}", body)).status
-        await brokers.settled()
-        try:
-            yield brokers, logs
-        finally:
-            logs.come_back()  # Otherwise they would have to be killed.
+@dataclass(kw_only=True)
+class LosingCluster(Cluster):
+    """Two brokers, a namespace that fences, one that serves on, and the log that goes away."""
+
+    log: Logs
+
+
+def with_losing_cluster(**settings: object) -> Callable[[Test], Test]:
+    """Return a decorator for a test whose first parameter is a `LosingCluster`."""
+
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[LosingCluster]:
+        log = Logs()
+        options = {**QUICK, "lookup_ms": 200, **settings}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(snapshots, "open_log", log.open)
+            async with cluster(folder, brokers=2, bundles=2, **options) as made:
+                body = {"bundles": {"numBundles": 2}, "on_channel_loss": "serve"}
+                created = await made.brokers[0].put(f"/admin/v2/namespaces/{SERVING}", body)
+                assert 204 == created.status
+                await made.settled()
+                try:
+                    yield LosingCluster(brokers=made.brokers, log=log)
+                finally:
+                    log.come_back()  # Otherwise they would have to be killed.
+
+    return story(opened)
 
 
 def is_fenced(broker: Broker) -> bool:
@@ -90,86 +111,84 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
+@with_losing_cluster()
 async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: LosingCluster,
 ) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        keys = [f"key-{number}" for number in range(20)]
+    keys = [f"key-{number}" for number in range(20)]
 
-        def good(namespace: str) -> int:
-            return sum(
-                broker.worker.ownership(namespace, key) is not None
-                for broker in brokers.brokers
-                for key in keys
-            )
+    def good(namespace: str) -> int:
+        return sum(
+            broker.worker.ownership(namespace, key) is not None
+            for broker in brokers.brokers
+            for key in keys
+        )
 
-        tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
-        incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
-        await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
-        logs.go()
-        await until(lambda: all(map(is_fenced, brokers.brokers)))
-        assert [0, 20] == [good(NAMESPACE), good(SERVING)]
-        logs.come_back()
-        await until(lambda: not any(map(is_fenced, brokers.brokers)))
-        assert [20, 20] == [good(NAMESPACE), good(SERVING)]
-        await brokers.settled()
-        assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
-        assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+    tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+    incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
+    await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    assert [0, 20] == [good(NAMESPACE), good(SERVING)]
+    brokers.log.come_back()
+    await until(lambda: not any(map(is_fenced, brokers.brokers)))
+    assert [20, 20] == [good(NAMESPACE), good(SERVING)]
+    await brokers.settled()
+    assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
+    assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
 
 
+@with_losing_cluster()
 async def test_without_a_lease_lookups_are_held_or_answered_by_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: LosingCluster,
 ) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
-        logs.go()
-        await until(lambda: all(map(is_fenced, brokers.brokers)))
-        for broker, body in zip(brokers.brokers, before, strict=True):
-            answer = await broker.get(lookup(SERVING))
-            assert (200, body) == (answer.status, answer.body)
-            assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
-            answer = await broker.get(lookup(NAMESPACE))
-            assert (503, "1", "ChannelLost") == (
-                answer.status,
-                answer.headers["Retry-After"],
-                answer.json()["error"],  # type: ignore[index]
-            )
-            assert f"broker {broker.id} lost the channel" in answer.reason
-        logs.come_back()
-        await until(lambda: not any(map(is_fenced, brokers.brokers)))
-        for broker in brokers.brokers:
-            for namespace in (SERVING, NAMESPACE):
-                answer = await broker.get(lookup(namespace))
-                assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
+    before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    for broker, body in zip(brokers.brokers, before, strict=True):
+        answer = await broker.get(lookup(SERVING))
+        assert (200, body) == (answer.status, answer.body)
+        assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
+        answer = await broker.get(lookup(NAMESPACE))
+        assert (503, "1", "ChannelLost") == (
+            answer.status,
+            answer.headers["Retry-After"],
+            answer.json()["error"],  # type: ignore[index]
+        )
+        assert f"broker {broker.id} lost the channel" in answer.reason
+    brokers.log.come_back()
+    await until(lambda: not any(map(is_fenced, brokers.brokers)))
+    for broker in brokers.brokers:
+        for namespace in (SERVING, NAMESPACE):
+            answer = await broker.get(lookup(namespace))
+            assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
 
 
+@with_losing_cluster(lease_ms=6000)
 async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: LosingCluster,
 ) -> None:
-    async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
-        before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
-        logs.go()
-        await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
-        for broker, body in zip(brokers.brokers, before, strict=True):
-            for _ in range(2):
-                answer = await broker.get(lookup(NAMESPACE))
-                assert (200, body) == (answer.status, answer.body)
-                assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
-            documents = (await broker.get("/v1/brokers")).json()
-            assert isinstance(documents, list)
-            assert [False, False] == [document["suspect"] for document in documents]
+    before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
+    brokers.log.go()
+    await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
+    for broker, body in zip(brokers.brokers, before, strict=True):
+        for _ in range(2):
+            answer = await broker.get(lookup(NAMESPACE))
+            assert (200, body) == (answer.status, answer.body)
+            assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
+        documents = (await broker.get("/v1/brokers")).json()
+        assert isinstance(documents, list)
+        assert [False, False] == [document["suspect"] for document in documents]
 
 
-async def test_a_held_lookup_is_answered_once_the_channel_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
-        logs.go()
-        await until(lambda: all(map(is_fenced, brokers.brokers)))
-        asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
-        await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
-        logs.come_back()
-        assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+@with_losing_cluster(lookup_ms=PATIENCE_MS)
+async def test_a_held_lookup_is_answered_once_the_channel_is_back(brokers: LosingCluster) -> None:
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
+    await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
+    brokers.log.come_back()
+    assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
 def is_out_of_touch(broker: Broker) -> bool:
@@ -177,12 +196,12 @@ def is_out_of_touch(broker: Broker) -> bool:
     return broker.worker.agent.out_of_touch_ms(broker.worker.clock.now()) is not None
 
 
-async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
+async def created_unseen(brokers: LosingCluster) -> Broker:
     """Cut the second broker off, and create a namespace at the first. Return the second, which
     knows nothing of that.
     """
     seeing, cut_off = brokers.brokers
-    logs.go(first=1)
+    brokers.log.go(first=1)
     await until(lambda: is_out_of_touch(cut_off))
     assert (
         204
@@ -191,50 +210,44 @@ async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
     return cut_off
 
 
-@pytest.mark.parametrize("lease_ms", [1_000, 6_000])
-async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int
-) -> None:
-    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (
-        brokers,
-        logs,
-    ):
-        cut_off = await created_unseen(brokers, logs)
-        asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
-        await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
-        assert not asked[0].done(), asked[0].result()
-        logs.come_back()
-        assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+@with_losing_cluster(lookup_ms=PATIENCE_MS, lease_ms=6_000)
+async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(brokers: LosingCluster) -> None:
+    cut_off = await created_unseen(brokers)
+    asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
+    await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
+    assert not asked[0].done(), asked[0].result()
+    brokers.log.come_back()
+    assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
+@with_losing_cluster()
 async def test_a_broker_without_the_channel_answers_503_instead_of_404(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: LosingCluster,
 ) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        paths = (
-            f"/admin/v2/namespaces/{NEW}",
-            f"/admin/v2/namespaces/{NEW}/bundles",
-            f"/v1/assignment/{NEW}",
-            "/admin/v2/policies/pin/unknown",
-        )
-        assert {404} == {
-            (await brokers.brokers[1].get(path)).status
-            for path in (*paths, lookup(NEW), f"{lookup(NEW)}/bundle")
-        }
-        cut_off = await created_unseen(brokers, logs)
-        for path in (lookup(NEW), f"{lookup(NEW)}/bundle"):
-            answer = await cut_off.get(path)
-            assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
-        for path in paths:
-            answer = await cut_off.get(path)
-            assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
-            assert "it has lost the channel" in answer.reason
-        answer = await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")
-        assert 200 == answer.status
-        assert int(answer.headers[CHANNEL_LOST_MS]) > 0
-        logs.come_back()
-        answer = await brokers.brokers[0].get(f"/admin/v2/namespaces/{NAMESPACE}")
-        assert (200, None) == (answer.status, answer.headers.get(CHANNEL_LOST_MS))
+    paths = (
+        f"/admin/v2/namespaces/{NEW}",
+        f"/admin/v2/namespaces/{NEW}/bundles",
+        f"/v1/assignment/{NEW}",
+        "/admin/v2/policies/pin/unknown",
+    )
+    assert {404} == {
+        (await brokers.brokers[1].get(path)).status
+        for path in (*paths, lookup(NEW), f"{lookup(NEW)}/bundle")
+    }
+    cut_off = await created_unseen(brokers)
+    for path in (lookup(NEW), f"{lookup(NEW)}/bundle"):
+        answer = await cut_off.get(path)
+        assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
+    for path in paths:
+        answer = await cut_off.get(path)
+        assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
+        assert "it has lost the channel" in answer.reason
+    answer = await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")
+    assert 200 == answer.status
+    assert int(answer.headers[CHANNEL_LOST_MS]) > 0
+    brokers.log.come_back()
+    answer = await brokers.brokers[0].get(f"/admin/v2/namespaces/{NAMESPACE}")
+    assert (200, None) == (answer.status, answer.headers.get(CHANNEL_LOST_MS))
 
 
 def series(name: str, answer: bytes) -> list[float]:
@@ -245,105 +258,96 @@ def series(name: str, answer: bytes) -> list[float]:
     ]
 
 
-async def test_health_readiness_and_metrics_report_the_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        broker = brokers.brokers[0]
-        assert [0.0] == series(
-            "equipoise_channel_lost_seconds", (await broker.get("/metrics")).body
+@with_losing_cluster()
+async def test_health_readiness_and_metrics_report_the_loss(brokers: LosingCluster) -> None:
+    broker = brokers.brokers[0]
+    assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
+    brokers.log.go()
+    await until(lambda: is_fenced(broker))
+    for path, status in (("/health", "ok"), ("/ready", "serving on")):
+        answer = await broker.get(path)
+        said = answer.json()
+        assert isinstance(said, dict)
+        loss = said["channel_loss"]
+        assert (200, status, [SERVING], True) == (
+            answer.status,
+            said["status"],
+            loss["serving_on"],
+            "it is away" in loss["problem"],
         )
-        logs.go()
-        await until(lambda: is_fenced(broker))
-        for path, status in (("/health", "ok"), ("/ready", "serving on")):
-            answer = await broker.get(path)
-            said = answer.json()
-            assert isinstance(said, dict)
-            loss = said["channel_loss"]
-            assert (200, status, [SERVING], True) == (
-                answer.status,
-                said["status"],
-                loss["serving_on"],
-                "it is away" in loss["problem"],
+        assert loss["lost_ms"] >= 500
+        assert loss["since"].endswith("Z")
+    assert b"its lease has run out" in (await broker.get("/ready")).body
+    assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
+    scraped = (await broker.get("/metrics")).body
+    (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
+    assert lost_s >= 0.5
+    mine = [
+        bundle
+        for bundle in brokers.view.bundles_of(SERVING)
+        if bundle.owner == broker.worker.agent.incarnation
+    ]
+    assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
+    brokers.log.come_back()
+    await until(lambda: broker.worker.channel_loss is None)
+    assert {
+        "status": "ready",
+        "problems": [],
+        "channel_loss": None,
+        "maintenance": None,
+        "broker": broker.id,
+    } == (await broker.get("/ready")).json()
+    assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
+
+
+@with_losing_cluster()
+async def test_the_policy_applies_to_open_bundles(brokers: LosingCluster) -> None:
+    (one, other) = brokers.brokers
+    assert ["serve"] == [(await one.get(POLICY)).json()]
+    assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
+    assert (
+        204
+        == (
+            await one.ask(
+                "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"'
             )
-            assert loss["lost_ms"] >= 500
-            assert loss["since"].endswith("Z")
-        assert b"its lease has run out" in (await broker.get("/ready")).body
-        assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
-        scraped = (await broker.get("/metrics")).body
-        (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
-        assert lost_s >= 0.5
-        mine = [
-            bundle
-            for bundle in brokers.view.bundles_of(SERVING)
-            if bundle.owner == broker.worker.agent.incarnation
-        ]
-        assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
-        logs.come_back()
-        await until(lambda: broker.worker.channel_loss is None)
-        assert {
-            "status": "ready",
-            "problems": [],
-            "channel_loss": None,
-            "maintenance": None,
-            "broker": broker.id,
-        } == (await broker.get("/ready")).json()
-        assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
+        ).status
+    )
+    await brokers.settled()
+    assert ["fence", "serve"] == [
+        (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
+        for broker, namespace in ((one, SERVING), (other, NAMESPACE))
+    ]
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    assert [503, 200] == [
+        (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
+    ]
 
 
-async def test_the_policy_applies_to_open_bundles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        (one, other) = brokers.brokers
-        assert ["serve"] == [(await one.get(POLICY)).json()]
-        assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
-        assert (
-            204
-            == (
-                await one.ask(
-                    "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"'
-                )
-            ).status
+@with_broker()
+async def test_the_policy_has_one_of_two_values(broker: Broker) -> None:
+    for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
+        answer = await broker.ask(
+            "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body
         )
-        await brokers.settled()
-        assert ["fence", "serve"] == [
-            (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
-            for broker, namespace in ((one, SERVING), (other, NAMESPACE))
-        ]
-        logs.go()
-        await until(lambda: all(map(is_fenced, brokers.brokers)))
-        assert [503, 200] == [
-            (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
-        ]
+        assert (400, True, True) == (
+            answer.status,
+            "fence" in answer.reason,
+            "serve" in answer.reason,
+        ), body
+    answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
+    assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
+    assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
-async def test_the_policy_has_one_of_two_values(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
-            answer = await broker.ask(
-                "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body
-            )
-            assert (400, True, True) == (
-                answer.status,
-                "fence" in answer.reason,
-                "serve" in answer.reason,
-            ), body
-        answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
-        assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
-        assert {} == broker.worker.view.namespaces[NAMESPACE].policies
-
-
-async def test_a_broker_that_only_fences_is_not_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with losing(tmp_path, monkeypatch) as (brokers, logs):
-        assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
-        await brokers.settled()
-        logs.go()
-        await until(lambda: all(map(is_fenced, brokers.brokers)))
-        assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
-        assert {503} == {
-            (await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers
-        }
+@with_losing_cluster()
+async def test_a_broker_that_only_fences_is_not_ready(brokers: LosingCluster) -> None:
+    assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
+    await brokers.settled()
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
+    assert {503} == {
+        (await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers
+    }

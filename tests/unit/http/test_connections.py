@@ -14,7 +14,7 @@ import pytest
 
 from equipoise.brokers.http import assignment, connections
 from tests.pulsar.pulsar_speech import connect
-from tests.unit.http.cluster import NAMESPACE, Broker, cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, with_broker, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -63,127 +63,123 @@ class Caller:
         self.writer.close()
 
 
+@with_broker(http_connections_max=2)
 async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(
-    tmp_path: Path,
+    broker: Broker,
 ) -> None:
-    async with cluster(tmp_path, http_connections_max=2) as brokers:
-        (broker,) = brokers.brokers
-        first, second = await Caller.to(broker), await Caller.to(broker)
-        assert HTTPStatus.OK == (await second.ask("/health"))[0]
-        status, told = await first.ask("/ready")
-        assert HTTPStatus.SERVICE_UNAVAILABLE == status
-        assert [
-            (
-                "it accepts no more HTTP connections: 2 are open (setting http_connections_max, or"
-                " fewer where ulimit -n is low)"
-            )
-        ] == told["problems"]
-        third = await Caller.to(broker)
-        third.say("/ready")
-        status, told = await third.answer()
-        assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
-        assert "http_connections_max" in str(told["reason"])
-        assert b"" == await third.is_over()
-        third.close()
-        second.close()
-        # What is watched is on the other side.
-        while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-        fourth = await Caller.to(broker)
-        assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
-        first.close()
-        fourth.close()
+    first, second = await Caller.to(broker), await Caller.to(broker)
+    assert HTTPStatus.OK == (await second.ask("/health"))[0]
+    status, told = await first.ask("/ready")
+    assert HTTPStatus.SERVICE_UNAVAILABLE == status
+    assert [
+        (
+            "it accepts no more HTTP connections: 2 are open (setting http_connections_max, or"
+            " fewer where ulimit -n is low)"
+        )
+    ] == told["problems"]
+    third = await Caller.to(broker)
+    third.say("/ready")
+    status, told = await third.answer()
+    assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
+    assert "http_connections_max" in str(told["reason"])
+    assert b"" == await third.is_over()
+    third.close()
+    second.close()
+    # What is watched is on the other side.
+    while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+    fourth = await Caller.to(broker)
+    assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
+    first.close()
+    fourth.close()
 
 
-async def test_rejected_connections_make_no_room_for_others(tmp_path: Path) -> None:
-    async with cluster(tmp_path, http_connections_max=1) as brokers:
-        (broker,) = brokers.brokers
-        first = await Caller.to(broker)
-        assert HTTPStatus.OK == (await first.ask("/health"))[0]
-        # They connect in one go, so that all of them are there before the first one is gone.
-        others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
-        for other in others:
-            other.say("/health", "Connection: close")
-        told = await asyncio.gather(*(other.is_over() for other in others))
-        late = await Caller.to(broker)
-        late.say("/health", "Connection: close")
-        told.append(await late.is_over())
-        assert {answer.partition(b"\r\n")[0] for answer in told} <= {
-            b"",
-            b"HTTP/1.1 503 Service Unavailable",
-        }
-        for caller in (first, late, *others):
-            caller.close()
+@with_broker(http_connections_max=1)
+async def test_rejected_connections_make_no_room_for_others(broker: Broker) -> None:
+    first = await Caller.to(broker)
+    assert HTTPStatus.OK == (await first.ask("/health"))[0]
+    # They connect in one go, so that all of them are there before the first one is gone.
+    others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
+    for other in others:
+        other.say("/health", "Connection: close")
+    told = await asyncio.gather(*(other.is_over() for other in others))
+    late = await Caller.to(broker)
+    late.say("/health", "Connection: close")
+    told.append(await late.is_over())
+    assert {answer.partition(b"\r\n")[0] for answer in told} <= {
+        b"",
+        b"HTTP/1.1 503 Service Unavailable",
+    }
+    for caller in (first, late, *others):
+        caller.close()
 
 
 @pytest.mark.parametrize(
     "said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"]
 )
+@with_cluster(http_idle_ms=IDLE_MS)
 async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(
-    said: bytes, tmp_path: Path
+    brokers: Cluster, said: bytes
 ) -> None:
-    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-        caller = await Caller.to(brokers.brokers[0])
-        caller.writer.write(said)
-        assert b"" == await caller.is_over()
-        caller.close()
+    caller = await Caller.to(brokers.brokers[0])
+    caller.writer.write(said)
+    assert b"" == await caller.is_over()
+    caller.close()
 
 
-async def test_http_idle_ms_bounds_the_whole_head(tmp_path: Path) -> None:
-    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-        caller = await Caller.to(brokers.brokers[0])
-        over = asyncio.ensure_future(caller.is_over())
-        caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
-        while not over.done():
-            caller.writer.write(b"x")
-            await asyncio.sleep(0.005)
-        caller.close()
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_http_idle_ms_bounds_the_whole_head(brokers: Cluster) -> None:
+    caller = await Caller.to(brokers.brokers[0])
+    over = asyncio.ensure_future(caller.is_over())
+    caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
+    while not over.done():
+        caller.writer.write(b"x")
+        await asyncio.sleep(0.005)
+    caller.close()
 
 
-async def test_a_connection_is_kept_for_http_idle_ms(tmp_path: Path) -> None:
-    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-        caller = await Caller.to(brokers.brokers[0])
-        for _ in range(2):
-            assert HTTPStatus.OK == (await caller.ask("/health"))[0]
-        assert b"" == await caller.is_over()
-        caller.close()
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_connection_is_kept_for_http_idle_ms(brokers: Cluster) -> None:
+    caller = await Caller.to(brokers.brokers[0])
+    for _ in range(2):
+        assert HTTPStatus.OK == (await caller.ask("/health"))[0]
+    assert b"" == await caller.is_over()
+    caller.close()
 
 
+@with_cluster(http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS)
 async def test_polls_and_streams_are_not_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
-
-    async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
-        broker = brokers.brokers[0]
-        offset = broker.worker.view.offset
-        stream, poll = await Caller.to(broker), await Caller.to(broker)
-        stream.say(f"/v1/assignment/{NAMESPACE}", "Accept: text/event-stream")
-        await stream.reader.readuntil(b"event: table")
-        poll.say(f"/v1/assignment/{NAMESPACE}?after={offset}")
-        for _ in range(5):
-            await stream.reader.readuntil(b":\n\n")
-        bundle = brokers.bundles()[0]
-        assert (
-            HTTPStatus.NO_CONTENT
-            == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
-        )
-        await stream.reader.readuntil(b"event: change")
-        assert HTTPStatus.OK == (await poll.answer())[0]
-        stream.close()
-        poll.close()
+    broker = brokers.brokers[0]
+    offset = broker.worker.view.offset
+    stream, poll = await Caller.to(broker), await Caller.to(broker)
+    stream.say(f"/v1/assignment/{NAMESPACE}", "Accept: text/event-stream")
+    await stream.reader.readuntil(b"event: table")
+    poll.say(f"/v1/assignment/{NAMESPACE}?after={offset}")
+    for _ in range(5):
+        await stream.reader.readuntil(b":\n\n")
+    bundle = brokers.bundles()[0]
+    assert (
+        HTTPStatus.NO_CONTENT == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
+    )
+    await stream.reader.readuntil(b"event: change")
+    assert HTTPStatus.OK == (await poll.answer())[0]
+    stream.close()
+    poll.close()
 
 
-async def test_a_caller_that_reads_no_answer_is_disconnected(tmp_path: Path) -> None:
-    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-        broker = brokers.brokers[0]
-        caller = await Caller.to(broker, limit=1)
-        try:
-            while True:
-                caller.say("/metrics")
-                await caller.writer.drain()
-        except ConnectionError:
-            caller.close()
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_caller_that_reads_no_answer_is_disconnected(brokers: Cluster) -> None:
+    broker = brokers.brokers[0]
+    caller = await Caller.to(broker, limit=1)
+    try:
+        while True:
+            caller.say("/metrics")
+            await caller.writer.drain()
+    except ConnectionError:
+        caller.close()
 
 
 UPLOAD = (
@@ -282,8 +278,8 @@ async def test_a_client_of_another_port_is_told_apart(
     assert advice in line["problem"]
 
 
-async def test_the_server_header_names_no_version(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
-            answer = await brokers.brokers[0].get(path)
-            assert "equipoise" == answer.headers["Server"]
+@with_cluster()
+async def test_the_server_header_names_no_version(brokers: Cluster) -> None:
+    for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
+        answer = await brokers.brokers[0].get(path)
+        assert "equipoise" == answer.headers["Server"]

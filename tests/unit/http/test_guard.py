@@ -15,7 +15,7 @@ from equipoise.brokers.http.guard import Guard, RequestHead
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
 from equipoise.brokers.runtime.embedding.embedded import Worker
-from tests.unit.http.cluster import Answer, Broker, Gate, cluster
+from tests.unit.http.cluster import Answer, Broker, Gate, with_broker
 from tests.unit.security.signing import SETTINGS
 
 ME = "127.0.0.1:8080"
@@ -297,37 +297,33 @@ def test_http_hosts_takes_no_port() -> None:
 
 
 @pytest.mark.integration
-async def test_a_broker_refuses_the_requests_of_a_foreign_page(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        page = await broker.ask(
-            "POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
-        )
-        text = await broker.ask(
-            "POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"}
-        )
-        rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
-        assert [
-            HTTPStatus.FORBIDDEN,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            HTTPStatus.MISDIRECTED_REQUEST,
-        ] == [answer.status for answer in (page, text, rebound)]
-        assert "may not change this broker" in page.reason
-        entry = broker.worker.agent.entry
-        assert entry is not None
-        assert "up" == entry.status
+@with_broker()
+async def test_a_broker_refuses_the_requests_of_a_foreign_page(broker: Broker) -> None:
+    page = await broker.ask(
+        "POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
+    )
+    text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
+    rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
+    assert [
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.MISDIRECTED_REQUEST,
+    ] == [answer.status for answer in (page, text, rebound)]
+    assert "may not change this broker" in page.reason
+    entry = broker.worker.agent.entry
+    assert entry is not None
+    assert "up" == entry.status
 
 
 @pytest.mark.integration
-async def test_a_slow_body_is_answered_408(tmp_path: Path) -> None:
+@with_broker(http_body_ms=50)
+async def test_a_slow_body_is_answered_408(broker: Broker) -> None:
     """A long poll whose body has arrived may take longer."""
-    async with cluster(tmp_path, http_body_ms=50) as brokers:
-        (broker,) = brokers.brokers
-        answer = await half_a_body(broker)
-        assert b"HTTP/1.1 408 " in answer
-        assert b"http_body_ms" in answer
-        slow = await poll_with_a_body(broker)
-        assert HTTPStatus.NO_CONTENT == slow.status
+    answer = await half_a_body(broker)
+    assert b"HTTP/1.1 408 " in answer
+    assert b"http_body_ms" in answer
+    slow = await poll_with_a_body(broker)
+    assert HTTPStatus.NO_CONTENT == slow.status
 
 
 async def half_a_body(broker: Broker) -> bytes:

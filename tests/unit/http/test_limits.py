@@ -25,7 +25,7 @@ from equipoise.brokers.http.connections import Connection, Connections
 from equipoise.brokers.runtime import access
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Limit, of_role
-from tests.unit.http.cluster import Broker, Gate, cluster, told
+from tests.unit.http.cluster import Broker, Gate, cluster, told, with_broker
 from tests.unit.http.test_connections import Caller
 from tests.unit.security.signing import SETTINGS, bearer, token
 
@@ -102,110 +102,98 @@ async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
     assert ("http", "requests", 1) == (line["port"], line["limit"], line["times"])
 
 
-async def test_roles_have_limits_of_their_own_and_brokers_none(tmp_path: Path) -> None:
-    async with cluster(tmp_path, identity_requests_per_second_max=1, **SETTINGS) as made:
-        (broker,) = made.brokers
+@with_broker(identity_requests_per_second_max=1, **SETTINGS)
+async def test_roles_have_limits_of_their_own_and_brokers_none(broker: Broker) -> None:
+    async def statuses(headers: Mapping[str, str]) -> list[int]:
+        return [(await broker.ask("GET", TENANTS, headers=headers)).status for _ in range(3)]
 
-        async def statuses(headers: Mapping[str, str]) -> list[int]:
-            return [(await broker.ask("GET", TENANTS, headers=headers)).status for _ in range(3)]
-
-        assert [200, 200, 429] == await statuses(GREEDY)
-        assert [200, 200, 429] == await statuses(MODEST)
-        assert [200, 200, 200] == await statuses(bearer(token("broker")))
-        assert [401, 401, 401] == await statuses({})
-        assert {of_role("broker")} == broker.worker.access.limits.unlimited
+    assert [200, 200, 429] == await statuses(GREEDY)
+    assert [200, 200, 429] == await statuses(MODEST)
+    assert [200, 200, 200] == await statuses(bearer(token("broker")))
+    assert [401, 401, 401] == await statuses({})
+    assert {of_role("broker")} == broker.worker.access.limits.unlimited
 
 
+@with_broker(identity_connections_max=1)
 async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_address(
-    tmp_path: Path,
+    broker: Broker,
 ) -> None:
     """A client may go away while its password is checked."""
-    async with cluster(tmp_path, identity_connections_max=1) as made:
-        (broker,) = made.brokers
-        connection = Connections(web.Server(MagicMock()), broker.worker).made()
-        assert isinstance(connection, Connection)
-        of_client = {"peername": ("127.0.0.9", 7), "sockname": ("127.0.0.1", 8)}
-        connection.connection_made(
-            MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default))
-        )
-        connection.connection_lost(None)
-        assert all(connection.is_used_by("role x", broker.worker.access.limits) for _ in range(2))
-        assert broker.worker.access.limits.connect(Surface.HTTP, "role x")
-        request = MagicMock(protocol=connection, transport=None, headers={CALLED_FROM: "10.0.0.7"})
-        assert "127.0.0.9" == address_of(request)
+    connection = Connections(web.Server(MagicMock()), broker.worker).made()
+    assert isinstance(connection, Connection)
+    of_client = {"peername": ("127.0.0.9", 7), "sockname": ("127.0.0.1", 8)}
+    connection.connection_made(
+        MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default))
+    )
+    connection.connection_lost(None)
+    assert all(connection.is_used_by("role x", broker.worker.access.limits) for _ in range(2))
+    assert broker.worker.access.limits.connect(Surface.HTTP, "role x")
+    request = MagicMock(protocol=connection, transport=None, headers={CALLED_FROM: "10.0.0.7"})
+    assert "127.0.0.9" == address_of(request)
 
 
+@with_broker(identity_connections_max=2, **SETTINGS)
 async def test_the_connections_of_a_role_are_limited_wherever_they_come_from(
-    tmp_path: Path,
+    broker: Broker,
 ) -> None:
     """A connection counts for a role from its first request on."""
-    async with cluster(tmp_path, identity_connections_max=2, **SETTINGS) as made:
-        (broker,) = made.brokers
 
-        async def asked(
-            connector: aiohttp.TCPConnector, headers: Mapping[str, str]
-        ) -> tuple[int, str]:
-            session = aiohttp.ClientSession(
-                connector=connector, connector_owner=False, headers=headers
-            )
-            async with session, session.get(broker.url + TENANTS) as answer:
-                return answer.status, await answer.text()
+    async def asked(connector: aiohttp.TCPConnector, headers: Mapping[str, str]) -> tuple[int, str]:
+        session = aiohttp.ClientSession(connector=connector, connector_owner=False, headers=headers)
+        async with session, session.get(broker.url + TENANTS) as answer:
+            return answer.status, await answer.text()
 
-        connectors = [aiohttp.TCPConnector(local_addr=(f"127.0.0.{host}", 0)) for host in (2, 3, 4)]
-        first, second, third = connectors
-        assert [200] * 4 == [
-            (await asked(each, GREEDY))[0] for each in (first, second, first, second)
-        ]
-        status, answer = await asked(third, GREEDY)
-        assert (429, "TooManyRequests") == (status, json.loads(answer)["error"])
-        assert "role 'greedy' has 2 connections open (setting identity_connections_max)" in answer
-        assert 200 == (await asked(third, MODEST))[0]
-        await first.close()
-        while (await asked(third, GREEDY))[0] != 200:
-            pass
-        for each in connectors:
-            await each.close()
+    connectors = [aiohttp.TCPConnector(local_addr=(f"127.0.0.{host}", 0)) for host in (2, 3, 4)]
+    first, second, third = connectors
+    assert [200] * 4 == [(await asked(each, GREEDY))[0] for each in (first, second, first, second)]
+    status, answer = await asked(third, GREEDY)
+    assert (429, "TooManyRequests") == (status, json.loads(answer)["error"])
+    assert "role 'greedy' has 2 connections open (setting identity_connections_max)" in answer
+    assert 200 == (await asked(third, MODEST))[0]
+    await first.close()
+    while (await asked(third, GREEDY))[0] != 200:
+        pass
+    for each in connectors:
+        await each.close()
 
 
+@with_broker(identity_connections_max=2, **SETTINGS)
 async def test_the_connections_of_an_address_are_limited_before_authentication(
-    tmp_path: Path,
+    broker: Broker,
 ) -> None:
-    async with cluster(tmp_path, identity_connections_max=2, **SETTINGS) as made:
-        (broker,) = made.brokers
-        open_ = [await Caller.to(broker) for _ in range(2)]
-        third = await Caller.to(broker)
-        third.say("/health")
-        status, answer = await third.answer()
-        assert (429, "TooManyRequests") == (status, answer["error"])
-        assert "address 127.0.0.1 has 2 connections open (setting identity_connections_max)" in str(
-            answer["reason"]
-        )
-        assert b"" == await third.is_over()
-        assert 200 == await from_address("127.0.0.2", broker, "/health")
-        assert 200 == (await open_[0].ask("/ready"))[0], "other clients can connect"
-        assert 1 == exceeded(broker, Limit.CONNECTIONS)
-        open_[0].close()
+    open_ = [await Caller.to(broker) for _ in range(2)]
+    third = await Caller.to(broker)
+    third.say("/health")
+    status, answer = await third.answer()
+    assert (429, "TooManyRequests") == (status, answer["error"])
+    assert "address 127.0.0.1 has 2 connections open (setting identity_connections_max)" in str(
+        answer["reason"]
+    )
+    assert b"" == await third.is_over()
+    assert 200 == await from_address("127.0.0.2", broker, "/health")
+    assert 200 == (await open_[0].ask("/ready"))[0], "other clients can connect"
+    assert 1 == exceeded(broker, Limit.CONNECTIONS)
+    open_[0].close()
+    late = await Caller.to(broker)
+    while (await late.ask("/health"))[0] != 200:
+        late.close()
         late = await Caller.to(broker)
-        while (await late.ask("/health"))[0] != 200:
-            late.close()
-            late = await Caller.to(broker)
-        for caller in (*open_, third, late):
-            caller.close()
+    for caller in (*open_, third, late):
+        caller.close()
 
 
-async def test_bodies_beyond_the_rate_are_answered_429(tmp_path: Path) -> None:
-    async with cluster(tmp_path, identity_bytes_per_second_max=1_024) as made:
-        (broker,) = made.brokers
-        body = json.dumps({"allowedClusters": ["x" * 4_000]}).encode()
-        first = await broker.ask("PUT", f"{TENANTS}/new", data=body)
-        assert 429 != first.status
-        refused = await broker.ask("PUT", f"{TENANTS}/new", data=body)
-        assert (429, "TooManyRequests") == told(refused)
-        assert (
-            "sends more than 1024 bytes a second (setting identity_bytes_per_second_max)"
-            in refused.reason
-        )
-        assert 1 == exceeded(broker, Limit.BYTES)
+@with_broker(identity_bytes_per_second_max=1024)
+async def test_bodies_beyond_the_rate_are_answered_429(broker: Broker) -> None:
+    body = json.dumps({"allowedClusters": ["x" * 4_000]}).encode()
+    first = await broker.ask("PUT", f"{TENANTS}/new", data=body)
+    assert 429 != first.status
+    refused = await broker.ask("PUT", f"{TENANTS}/new", data=body)
+    assert (429, "TooManyRequests") == told(refused)
+    assert (
+        "sends more than 1024 bytes a second (setting identity_bytes_per_second_max)"
+        in refused.reason
+    )
+    assert 1 == exceeded(broker, Limit.BYTES)
 
 
 async def test_clients_of_a_mount_have_limits_by_the_address_that_the_program_reports() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,11 @@ from tests.unit.http.cluster import (
     PATIENCE_MS,
     Broker,
     Cluster,
-    cluster,
     path_of,
     post,
     told,
     until,
+    with_cluster,
 )
 
 WITHOUT_END_MS = 3_600_000
@@ -60,76 +59,70 @@ async def by_command(_cluster: Cluster, one: Broker, target: Broker, bundle: str
 
 @pytest.mark.parametrize("ask", [transferred, unloaded, all_unloaded, by_command])
 @pytest.mark.parametrize("of_target", [False, True], ids=["at-the-source", "at-the-destination"])
+@with_cluster(brokers=2, balance=False)
 async def test_a_move_is_answered_when_its_owner_has_opened(
-    ask: Ask, of_target: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, ask: Ask, of_target: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before, and without a wait to see that it keeps the bundle."""
     monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
     monkeypatch.setattr(moves, "PLACED_MS", WITHOUT_END_MS)
-    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-        bundle, source, target = brokers.first()
-        for broker in brokers.brokers:
-            broker.service.opening.clear()
-        asked = asyncio.ensure_future(ask(brokers, target if of_target else source, target, bundle))
-        await until(
-            lambda: (
-                brokers.owner_of(bundle) is target and brokers.view.bundles[bundle].phase == "owned"
-            )
-        )
-        await source.worker.reached(brokers.view.offset, timeout_ms=PATIENCE_MS)
-        assert not asked.done()
-        for broker in brokers.brokers:
-            broker.service.opening.set()
-        assert str(brokers.view.bundles[bundle].token) in await asked
+    bundle, source, target = brokers.first()
+    for broker in brokers.brokers:
+        broker.service.opening.clear()
+    asked = asyncio.ensure_future(ask(brokers, target if of_target else source, target, bundle))
+    await until(
+        lambda: brokers.owner_of(bundle) is target and brokers.view.bundles[bundle].phase == "owned"
+    )
+    await source.worker.reached(brokers.view.offset, timeout_ms=PATIENCE_MS)
+    assert not asked.done()
+    for broker in brokers.brokers:
+        broker.service.opening.set()
+    assert str(brokers.view.bundles[bundle].token) in await asked
 
 
+@with_cluster(brokers=2, balance=False)
 async def test_a_failed_opening_is_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner's answer is ahead of what the asking broker has read."""
     monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
-    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-        bundle, source, target = brokers.first()
-        target.service.fails.add(bundle)
-        answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-        assert (409, True) == (answer.status, "could not open it" in answer.reason)
+    bundle, source, target = brokers.first()
+    target.service.fails.add(bundle)
+    answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+    assert (409, True) == (answer.status, "could not open it" in answer.reason)
 
 
+@with_cluster(brokers=2, balance=False)
 async def test_an_owner_that_does_not_answer_is_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "SETTLED_MS", 1)
-    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-        bundle, source, target = brokers.first()
-        await target.shut()
-        assert "token" in await transferred(brokers, source, target, bundle)
+    bundle, source, target = brokers.first()
+    await target.shut()
+    assert "token" in await transferred(brokers, source, target, bundle)
 
 
-async def test_what_an_owner_tells(tmp_path: Path) -> None:
+@with_cluster(brokers=2, balance=False)
+async def test_what_an_owner_tells(brokers: Cluster) -> None:
     """Only what is open under the token, once nothing of the others is under way."""
-    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-        bundle, source, other = brokers.first()
-        token = brokers.view.bundles[bundle].token
-        tell = partial(post, path="/v1/opened")
+    bundle, source, other = brokers.first()
+    token = brokers.view.bundles[bundle].token
+    tell = partial(post, path="/v1/opened")
 
-        async def answer(broker: Broker, tokens: dict[str, int], timeout_ms: int = 5_000) -> object:
-            document = (
-                await tell(broker, body={"bundles": tokens, "timeout_ms": timeout_ms})
-            ).json()
-            assert isinstance(document, dict)
-            return document["open"]
+    async def answer(broker: Broker, tokens: dict[str, int], timeout_ms: int = 5_000) -> object:
+        document = (await tell(broker, body={"bundles": tokens, "timeout_ms": timeout_ms})).json()
+        assert isinstance(document, dict)
+        return document["open"]
 
-        await brokers.settled()
-        assert [bundle] == await answer(source, {bundle: token})
-        assert [] == await answer(
-            source, {bundle: token - 1, "acme/shop/0x00000000_0x00000001": token}
-        )
-        assert [] == await answer(source, {bundle: brokers.view.offset + 1_000_000}, timeout_ms=1)
-        assert [] == await answer(other, {bundle: token})
-        for body in (
-            None,
-            {},
-            {"bundles": {bundle: "7"}, "timeout_ms": 1},
-            {"bundles": {}, "timeout_ms": -1},
-        ):
-            assert (400, "InvalidRequest") == told(await tell(source, body=body))
+    await brokers.settled()
+    assert [bundle] == await answer(source, {bundle: token})
+    assert [] == await answer(source, {bundle: token - 1, "acme/shop/0x00000000_0x00000001": token})
+    assert [] == await answer(source, {bundle: brokers.view.offset + 1_000_000}, timeout_ms=1)
+    assert [] == await answer(other, {bundle: token})
+    for body in (
+        None,
+        {},
+        {"bundles": {bundle: "7"}, "timeout_ms": 1},
+        {"bundles": {}, "timeout_ms": -1},
+    ):
+        assert (400, "InvalidRequest") == told(await tell(source, body=body))

@@ -14,31 +14,30 @@ from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.tls import Certificates, TlsFiles
 from equipoise.channel.core.view import View
 from tests.docs.openapi import operations
-from tests.unit.http.cluster import cluster
+from tests.unit.http.cluster import Broker, with_broker
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
 
 @pytest.mark.integration
-async def test_openapi_has_every_path(tmp_path: Path) -> None:
+@with_broker()
+async def test_openapi_has_every_path(broker: Broker) -> None:
     """Those of topics have their own test, beside them."""
     described = operations(of_topics=False)
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        routes = {
-            f"{route.method} {route.resource.canonical}"
-            for route in broker.app.router.routes()
-            if route.resource is not None
-        }
-        absent = {f"* {path}" for path in DEFAULTS}
-        # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there
-        # to refuse what no other takes.
-        served = (
-            {route for route in routes if not route.startswith("HEAD ")}
-            - {"GET /lookup/v2/topic/{path}", "* /{path}"}
-            - absent
-        )
-        assert served == {path for path in described if "/lookup/" not in path}
+    routes = {
+        f"{route.method} {route.resource.canonical}"
+        for route in broker.app.router.routes()
+        if route.resource is not None
+    }
+    absent = {f"* {path}" for path in DEFAULTS}
+    # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there
+    # to refuse what no other takes.
+    served = (
+        {route for route in routes if not route.startswith("HEAD ")}
+        - {"GET /lookup/v2/topic/{path}", "* /{path}"}
+        - absent
+    )
+    assert served == {path for path in described if "/lookup/" not in path}
 
 
 def test_every_metric_is_documented() -> None:

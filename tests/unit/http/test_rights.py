@@ -11,7 +11,16 @@ import pytest
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http.rights import need_of
 from equipoise.brokers.security.rights import ANYONE, Right
-from tests.unit.http.cluster import NAMESPACE, Broker, cluster, post, told
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    Broker,
+    Cluster,
+    cluster,
+    post,
+    told,
+    with_broker,
+    with_cluster,
+)
 from tests.unit.security.signing import bearer, token
 from tests.unit.security.who_may import RIGHTS, SUPER
 
@@ -19,40 +28,38 @@ PERMISSIONS = f"/admin/v2/namespaces/{NAMESPACE}/permissions"
 GRANTS = "/admin/v2/grants"
 
 
-async def test_permissions_are_kept_as_pulsar_keeps_them(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        assert 204 == (await post(one, f"{PERMISSIONS}/a%2Fb%20c", ["produce", "consume"])).status
-        assert 204 == (await post(one, f"{PERMISSIONS}/x", ["produce"])).status
-        await brokers.settled()
-        expected = {"a/b c": ["consume", "produce"], "x": ["produce"]}
-        assert expected == (await other.get(PERMISSIONS)).json()
-        document: Any = (await other.get(f"/admin/v2/namespaces/{NAMESPACE}")).json()
-        assert {"namespace_auth": expected} == document["auth_policies"]
-        for role in ("x", "a%2Fb%20c", "never"):
-            assert 204 == (await other.ask("DELETE", f"{PERMISSIONS}/{role}")).status
-        assert {} == (await other.get(PERMISSIONS)).json()
+@with_cluster(brokers=2)
+async def test_permissions_are_kept_as_pulsar_keeps_them(brokers: Cluster) -> None:
+    one, other = brokers.brokers
+    assert 204 == (await post(one, f"{PERMISSIONS}/a%2Fb%20c", ["produce", "consume"])).status
+    assert 204 == (await post(one, f"{PERMISSIONS}/x", ["produce"])).status
+    await brokers.settled()
+    expected = {"a/b c": ["consume", "produce"], "x": ["produce"]}
+    assert expected == (await other.get(PERMISSIONS)).json()
+    document: Any = (await other.get(f"/admin/v2/namespaces/{NAMESPACE}")).json()
+    assert {"namespace_auth": expected} == document["auth_policies"]
+    for role in ("x", "a%2Fb%20c", "never"):
+        assert 204 == (await other.ask("DELETE", f"{PERMISSIONS}/{role}")).status
+    assert {} == (await other.get(PERMISSIONS)).json()
 
 
-async def test_rights_in_the_cluster_are_granted_and_revoked(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as made:
-        (broker,) = made.brokers
-        for right in Right:
-            assert 204 == (await post(broker, f"{GRANTS}/ops", right.value)).status
-            assert {"ops": right} == (await broker.get(GRANTS)).json()
-        assert 204 == (await broker.ask("DELETE", f"{GRANTS}/ops")).status
-        assert (404, "NotFound") == told(await broker.ask("DELETE", f"{GRANTS}/ops"))
+@with_broker()
+async def test_rights_in_the_cluster_are_granted_and_revoked(broker: Broker) -> None:
+    for right in Right:
+        assert 204 == (await post(broker, f"{GRANTS}/ops", right.value)).status
+        assert {"ops": right} == (await broker.get(GRANTS)).json()
+    assert 204 == (await broker.ask("DELETE", f"{GRANTS}/ops")).status
+    assert (404, "NotFound") == told(await broker.ask("DELETE", f"{GRANTS}/ops"))
 
 
 @pytest.mark.parametrize("body", [None, [], ["all"], ["produce", "functions"], "produce", [1]])
-async def test_other_actions_are_refused(tmp_path: Path, body: object) -> None:
-    async with cluster(tmp_path) as made:
-        (broker,) = made.brokers
-        assert (400, "InvalidRequest") == told(await post(broker, f"{PERMISSIONS}/x", body))
-        assert (400, "InvalidRequest") == told(await post(broker, f"{GRANTS}/x", body))
-        assert (404, "UnknownNamespace") == told(
-            await post(broker, "/admin/v2/namespaces/acme/none/permissions/x", ["produce"])
-        )
+@with_broker()
+async def test_other_actions_are_refused(broker: Broker, body: object) -> None:
+    assert (400, "InvalidRequest") == told(await post(broker, f"{PERMISSIONS}/x", body))
+    assert (400, "InvalidRequest") == told(await post(broker, f"{GRANTS}/x", body))
+    assert (404, "UnknownNamespace") == told(
+        await post(broker, "/admin/v2/namespaces/acme/none/permissions/x", ["produce"])
+    )
 
 
 async def test_a_broker_whose_own_role_is_no_super_role_does_not_start(tmp_path: Path) -> None:
@@ -64,19 +71,18 @@ async def test_a_broker_whose_own_role_is_no_super_role_does_not_start(tmp_path:
             raise AssertionError("it started")
 
 
+@with_broker(**RIGHTS)
 async def test_a_broker_that_may_not_know_all_rights_makes_a_role_try_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Super roles need no rights."""
 
     async def tenants(broker: Broker, role: str) -> int:
         return (await broker.ask("GET", "/admin/v2/tenants", headers=bearer(token(role)))).status
 
-    async with cluster(tmp_path, **RIGHTS) as made:
-        (broker,) = made.brokers
-        assert [403, 200] == [await tenants(broker, role) for role in ("nobody", SUPER)]
-        monkeypatch.setattr(broker.worker, "up_to_date", AsyncMock(return_value=False))
-        assert [503, 200] == [await tenants(broker, role) for role in ("nobody", SUPER)]
+    assert [403, 200] == [await tenants(broker, role) for role in ("nobody", SUPER)]
+    monkeypatch.setattr(broker.worker, "up_to_date", AsyncMock(return_value=False))
+    assert [503, 200] == [await tenants(broker, role) for role in ("nobody", SUPER)]
 
 
 def test_only_paths_of_services_need_nothing() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.http.admin.namespaces import UNLOAD_OUTCOME
 from equipoise.brokers.operations import moves
-from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of
+from tests.unit.http.cluster import NAMESPACE, Answer, Cluster, path_of, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -25,86 +24,84 @@ def outcome_of(answer: Answer) -> Mapping[str, object]:
     return told
 
 
-async def test_an_unload_reports_the_new_owner(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        bundle, owner, other = brokers.first()
-        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-        token = brokers.view.bundles[bundle].token
-        assert {
-            "bundle": bundle,
-            "source": owner.id,
-            "owner": other.id,
-            "token": token,
-            "problem": None,
-        } == outcome
-        outcome = outcome_of(
-            await owner.put(
-                f"{path_of(bundle)}/unload?destinationBroker={owner.id}&authoritative=true"
-            )
-        )
-        assert (other.id, owner.id, None) == (
-            outcome["source"],
-            outcome["owner"],
-            outcome["problem"],
-        )
-        outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
-        assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
+@with_cluster(brokers=2)
+async def test_an_unload_reports_the_new_owner(brokers: Cluster) -> None:
+    bundle, owner, other = brokers.first()
+    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+    token = brokers.view.bundles[bundle].token
+    assert {
+        "bundle": bundle,
+        "source": owner.id,
+        "owner": other.id,
+        "token": token,
+        "problem": None,
+    } == outcome
+    outcome = outcome_of(
+        await owner.put(f"{path_of(bundle)}/unload?destinationBroker={owner.id}&authoritative=true")
+    )
+    assert (other.id, owner.id, None) == (
+        outcome["source"],
+        outcome["owner"],
+        outcome["problem"],
+    )
+    outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
+    assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
 
 
+@with_cluster(brokers=2)
 async def test_an_unload_whose_destination_cannot_open_the_bundle_is_answered_409(
-    tmp_path: Path,
+    brokers: Cluster,
 ) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        bundle, owner, other = brokers.first()
-        other.service.fails.add(bundle)
-        answer = await owner.put(f"{path_of(bundle)}/unload?destinationBroker={other.id}")
-        assert (409, True) == (
-            answer.status,
-            f"{bundle} came back to {owner.id}, token " in answer.reason,
-        )
-        assert (
-            f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why"
-            in answer.reason
-        )
-        assert owner is brokers.owner_of(bundle)
+    bundle, owner, other = brokers.first()
+    other.service.fails.add(bundle)
+    answer = await owner.put(f"{path_of(bundle)}/unload?destinationBroker={other.id}")
+    assert (409, True) == (
+        answer.status,
+        f"{bundle} came back to {owner.id}, token " in answer.reason,
+    )
+    assert (
+        f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why"
+        in answer.reason
+    )
+    assert owner is brokers.owner_of(bundle)
 
 
+@with_cluster(brokers=2)
 async def test_an_unload_of_a_namespace_with_a_refused_bundle_is_answered_409(
-    tmp_path: Path,
+    brokers: Cluster,
 ) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        bundle, owner, other = brokers.first()
-        other.service.fails.add(bundle)
-        answer = await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload")
-        assert (409, "Cancelled") == (answer.status, answer.json()["error"])  # type: ignore[index]
-        assert f"{bundle} came back to {owner.id}, token " in answer.reason
-        outcome = json.loads(answer.headers[UNLOAD_OUTCOME])
-        assert (3, 1, bundle) == (
-            outcome["moved"],
-            outcome["not_moved"],
-            outcome["for_example"][0]["bundle"],
-        )
+    bundle, owner, other = brokers.first()
+    other.service.fails.add(bundle)
+    answer = await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload")
+    assert (409, "Cancelled") == (answer.status, answer.json()["error"])  # type: ignore[index]
+    assert f"{bundle} came back to {owner.id}, token " in answer.reason
+    outcome = json.loads(answer.headers[UNLOAD_OUTCOME])
+    assert (3, 1, bundle) == (
+        outcome["moved"],
+        outcome["not_moved"],
+        outcome["for_example"][0]["bundle"],
+    )
 
 
+@with_cluster()
 async def test_an_unload_without_another_broker_reports_why_the_bundle_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with cluster(tmp_path) as brokers:
-        (owner,) = brokers.brokers
-        bundle = brokers.bundles()[0]
-        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-        nobody = "no other broker may own it: no other broker accepts bundles"
-        assert (owner.id, owner.id, nobody) == (
-            outcome["source"],
-            outcome["owner"],
-            outcome["problem"],
-        )
-        owner.service.fails.add(bundle)
-        monkeypatch.setattr(moves, "PLACED_MS", 600)
-        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-        assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (
-            outcome["owner"],
-            outcome["problem"],
-        )
-        owner.service.fails.clear()
-        await brokers.settled()
+    (owner,) = brokers.brokers
+    bundle = brokers.bundles()[0]
+    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+    nobody = "no other broker may own it: no other broker accepts bundles"
+    assert (owner.id, owner.id, nobody) == (
+        outcome["source"],
+        outcome["owner"],
+        outcome["problem"],
+    )
+    owner.service.fails.add(bundle)
+    monkeypatch.setattr(moves, "PLACED_MS", 600)
+    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+    assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (
+        outcome["owner"],
+        outcome["problem"],
+    )
+    owner.service.fails.clear()
+    await brokers.settled()
