@@ -148,7 +148,7 @@ def compare(
     references = [Contender(name=name, settings=settings_of(name)) for name in REFERENCES]
     settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
     jobs = [
-        _Job(trace=make(seed), settings=each, seed=seed)
+        Run(trace=make(seed), settings=each, seed=seed)
         for make in traces.values()
         for seed in seeds
         for each in settings
@@ -184,18 +184,20 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Job:
+class Run:
+    """A run to do. `seed` draws the owners at its start."""
+
     trace: Trace
     settings: BalancingSettings
     seed: int
 
 
 def _results_of(
-    jobs: Sequence[_Job], *, note: Callable[[int, int], None], processes: int | None
+    jobs: Sequence[Run], *, note: Callable[[int, int], None], processes: int | None
 ) -> list[Result]:
     """Return the result of each job, in order."""
     results: list[Result] = []
-    with in_processes(_result_of, most=len(jobs), processes=processes) as results_of:
+    with in_processes(result_of, most=len(jobs), processes=processes) as results_of:
         for result in results_of(jobs):
             results.append(result)
             note(len(results), len(jobs))
@@ -229,7 +231,8 @@ def in_processes(
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _result_of(job: _Job) -> Result:
+def result_of(job: Run) -> Result:
+    """Return the result of a run."""
     return run(job.trace, job.settings, seed=job.seed)
 
 

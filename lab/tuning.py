@@ -16,11 +16,10 @@ from optuna.trial import Trial
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import setting_named, value_in
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.comparing import in_processes, settings_of
+from equipoise.lab.comparing import Run, in_processes, result_of, settings_of
 from equipoise.lab.results import Metrics, pareto_front
-from equipoise.lab.running import run
 from equipoise.lab.search import Candidate, Changes, candidate, legible, searched
-from equipoise.lab.traces import Trace, Traces
+from equipoise.lab.traces import Traces
 from equipoise.shedder.policy import SearchRange
 
 # Trials between two looks at results. The number of cores here would make results differ between
@@ -89,7 +88,7 @@ def tune(
         try:
             for batch in _batches(study, ranges, search):
                 jobs = [
-                    _Job(trace=trace, settings=search.settings(changes), seed=search.seed)
+                    Run(trace=trace, settings=search.settings(changes), seed=search.seed)
                     for _, changes in batch
                     for trace in made
                 ]
@@ -104,15 +103,8 @@ def tune(
     return Tuning(defaults=found[0], front=_front_within(found, search.load_moved_max))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Job:
-    trace: Trace
-    settings: BalancingSettings
-    seed: int
-
-
-def _metrics_of(job: _Job) -> Metrics:
-    return run(job.trace, job.settings, seed=job.seed).metrics()
+def _metrics_of(job: Run) -> Metrics:
+    return result_of(job).metrics()
 
 
 def _batches(

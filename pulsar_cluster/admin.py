@@ -151,7 +151,7 @@ class PulsarAdmin:
         """Return the policies about placement. `namespaces` are asked for their anti-affinity
         groups; `settings` are those of a broker.
 
-        Raises `UnreadablePolicy`.
+        Raises `CallerError`.
         """
         cluster = quote(settings.get("clusterName", ""), safe="")
         path = f"/clusters/{cluster}/namespaceIsolationPolicies"

@@ -171,7 +171,7 @@ def cluster_of(
     API.
 
     With `may_measure`, a broker without a report has the load that its topics have. Raises as
-    `PulsarAdmin` does, and `UnreadablePolicy`.
+    `PulsarAdmin` does, and `CallerError`.
     """
     members = admin.brokers()
     settings = admin.settings()

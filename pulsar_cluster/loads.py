@@ -16,6 +16,7 @@ anew after some seconds.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -210,53 +211,40 @@ def weigh(
     """
     usable, apart = _sorted_out(held, reports, now_ms=now_ms, age_ms_max=age_ms_max)
     named = {
-        bundle: each
+        bundle: each.traffic
         for bundle, each in reports.named.items()
         if abs(now_ms - each.published_ms) <= age_ms_max
     }
-    unnamed = frozenset(with_policies)
-    rests = {}
-    for broker, load in usable.items():
-        nameless = reports.faulty_of(broker) | {
-            bundle for bundle, _ in held[broker] if bundle in unnamed or is_of_system(bundle)
-        }
-        rests[broker] = _rest(
+    rests = {
+        broker: _rest(
             load,
             reports.top.get(broker, ()),
-            nameless,
+            reports.faulty_of(broker)
+            | {
+                bundle
+                for bundle, _ in held[broker]
+                if bundle in with_policies or is_of_system(bundle)
+            },
             is_full=reports.length_of(broker) >= bundles_max,
         )
+        for broker, load in usable.items()
+    }
     mean = _mean([rest.each for rest in rests.values()])
+    better = dict(measured or {})
     bundles: dict[str, BundleTraffic] = {}
     unknown: set[str] = set()
     for broker, holds in held.items():
-        own = (
-            {each.traffic.bundle: each.traffic for each in reports.top.get(broker, ())}
-            if broker in usable
-            else {}
-        )
-        rest = rests.get(broker)
+        top = reports.top.get(broker, ()) if broker in usable else ()
+        own = {each.traffic.bundle: each.traffic for each in top}
+        known = ChainMap(better, own, named)
         for bundle, since_ms in holds:
-            known = (
-                (measured or {}).get(bundle)
-                or own.get(bundle)
-                or (named[bundle].traffic if bundle in named else None)
-            )
-            if known is None:
-                has_arrived_since = rest is None or since_ms > rest.taken_ms
-                is_in_rest = rest is not None and (rest.is_full or bundle in rest.nameless)
-                each = (
-                    mean
-                    if has_arrived_since or rest is None
-                    else rest.each
-                    if is_in_rest
-                    else Traffic()
-                )
-                known = BundleTraffic(bundle=bundle, traffic=each)
-                unknown |= (
-                    {bundle} if has_arrived_since or bundle in reports.faulty_of(broker) else set()
-                )
-            bundles[bundle] = known
+            rest = rests.get(broker)
+            if rest is not None and since_ms > rest.taken_ms:
+                rest = None  # It has come since the report.
+            if bundle not in known and (rest is None or bundle in reports.faulty_of(broker)):
+                unknown.add(bundle)
+            unnamed = mean if rest is None else rest.traffic_of(bundle)
+            bundles[bundle] = known.get(bundle) or BundleTraffic(bundle=bundle, traffic=unnamed)
     loads = {
         broker: replace(
             load,
@@ -288,6 +276,10 @@ class _Rest(NamedTuple):
     each: Traffic
     nameless: Collection[str]
     is_full: bool
+
+    def traffic_of(self, bundle: str) -> Traffic:
+        """Return the traffic of a bundle that the report does not name."""
+        return self.each if self.is_full or bundle in self.nameless else Traffic()
 
 
 def _rest(

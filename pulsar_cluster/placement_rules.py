@@ -29,19 +29,14 @@ _NO_DOMAIN: Final = "default-domain"
 """Pulsar's name for the domain of brokers that are in none."""
 
 
-class UnreadablePolicy(CallerError):
-    """An isolation policy of the cluster that cannot be read here, so nobody knows which brokers it
-    keeps apart.
+def _unreadable(name: str, problem: str) -> CallerError:
+    """Return the error for an isolation policy that cannot be read here, so nobody knows which
+    brokers it keeps apart.
     """
-
-    def __init__(self, *, name: str, problem: str) -> None:
-        """`name` is the policy's."""
-        self.name = name
-        self.problem = problem
-        super().__init__(
-            f"the isolation policy {name!r} cannot be read: {problem}; correct it (pulsar-admin"
-            f" ns-isolation-policy get CLUSTER {name})"
-        )
+    return CallerError(
+        f"the isolation policy {name!r} cannot be read: {problem}; correct it (pulsar-admin"
+        f" ns-isolation-policy get CLUSTER {name})"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +88,16 @@ class ClusterPolicies:
 
 
 def parse_isolation(name: str, document: object) -> IsolationPolicy:
-    """Parse a policy as the admin API returns it. Raises `UnreadablePolicy`."""
+    """Parse a policy as the admin API returns it. Raises `CallerError`."""
     if not isinstance(document, Mapping):
-        raise UnreadablePolicy(name=name, problem="it is not a JSON object")
+        raise _unreadable(name, "it is not a JSON object")
     failover = document.get("auto_failover_policy") or {}
     parameters = failover.get("parameters") if isinstance(failover, Mapping) else None
     limit = parameters.get("min_limit", "1") if isinstance(parameters, Mapping) else "1"
     try:
         min_limit = int(limit)
     except (TypeError, ValueError):
-        raise UnreadablePolicy(name=name, problem=f"min_limit is {limit!r:.40}") from None
+        raise _unreadable(name, f"min_limit is {limit!r:.40}") from None
     return IsolationPolicy(
         name=name,
         namespaces=_patterns(name, document, "namespaces"),
@@ -115,12 +110,12 @@ def parse_isolation(name: str, document: object) -> IsolationPolicy:
 def _patterns(name: str, document: Mapping[str, object], field: str) -> tuple[Pattern, ...]:
     texts = document.get(field) or []
     if not isinstance(texts, list):
-        raise UnreadablePolicy(name=name, problem=f"{field} is not a list")
+        raise _unreadable(name, f"{field} is not a list")
     try:
         return tuple(re.compile(text) for text in texts)
     except (re.error, TypeError) as error:
-        raise UnreadablePolicy(
-            name=name, problem=f"{field} has a pattern that Python cannot read: {error}"
+        raise _unreadable(
+            name, f"{field} has a pattern that Python cannot read: {error}"
         ) from error
 
 

@@ -400,28 +400,7 @@ class Audit:
                 " bundle's versions"
             )
             self._find(Kind.OLD_VERSION, message, text)
-        if record.state == DELETED and not record.force:
-            lost = (
-                [
-                    child
-                    for child in self._bundles[message.bundle].children
-                    if not self._is_served(child)
-                ]
-                if message.bundle in self._bundles
-                else []
-            )
-            for name in lost:
-                self._find(
-                    Kind.LOST_CHILD,
-                    message._replace(bundle=name),
-                    f"{message.bundle} was split into it, and no broker owned it",
-                )
-        parent = self._splitting.get(message.bundle)
-        splitter = None if parent is None else server_of(self._bundles[parent].message.record)
-        if splitter is not None and now is not None and now != splitter and not record.force:
-            self._find(
-                Kind.SECOND_OWNER, message, f"{now} owns it, and {splitter} still splits {parent}"
-            )
+        self._check_splits(message, record, now)
         if record.force:
             # The leader takes an owned bundle only from a broker that left the cluster.
             if (
@@ -443,6 +422,26 @@ class Audit:
         elif held is not None and record.version > held.version + 1:
             self._find(
                 Kind.GAP, message, f"its version goes from {held.version} to {record.version}"
+            )
+
+    def _check_splits(self, message: Message, record: StateRecord, server: str | None) -> None:
+        """Find children that a split left without an owner, and one that somebody else took."""
+        split = self._bundles.get(message.bundle)
+        if record.state == DELETED and not record.force and split is not None:
+            for child in split.children:
+                if not self._is_served(child):
+                    self._find(
+                        Kind.LOST_CHILD,
+                        message._replace(bundle=child),
+                        f"{message.bundle} was split into it, and no broker owned it",
+                    )
+        parent = self._splitting.get(message.bundle)
+        splitter = None if parent is None else server_of(self._bundles[parent].message.record)
+        if splitter is not None and server is not None and server != splitter and not record.force:
+            self._find(
+                Kind.SECOND_OWNER,
+                message,
+                f"{server} owns it, and {splitter} still splits {parent}",
             )
 
     def _is_served(self, name: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from equipoise.channel.core.errors import CallerError
 from equipoise.pulsar_cluster.placement_rules import (
     ClusterPolicies,
     IsolationPolicy,
     PlacementRules,
-    UnreadablePolicy,
     parse_isolation,
 )
 from tests.unit.pulsar_cluster.made_clusters import names
@@ -70,9 +70,7 @@ def test_patterns_match_the_host_alone_and_whole() -> None:
     ],
 )
 def test_a_policy_that_cannot_be_read_is_an_error(document: object, told: str) -> None:
-    with pytest.raises(
-        UnreadablePolicy, match=r"^the isolation policy 'x' cannot be read"
-    ) as raised:
+    with pytest.raises(CallerError, match=r"^the isolation policy 'x' cannot be read") as raised:
         parse_isolation("x", document)
     assert told in str(raised.value)
 
