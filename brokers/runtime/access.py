@@ -9,10 +9,11 @@ from typing import Final
 
 from pydantic import SecretStr
 
+from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.metrics import Metrics
@@ -108,6 +109,17 @@ class Access:
             _logger.warning(
                 "a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about
             )
+
+
+def profile_of(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
+    """Return what the broker publishes on joining."""
+    return Profile(
+        addresses=dict(addresses),
+        capacity=config.capacity,
+        failure_domain=config.failure_domain,
+        labels=dict(config.labels),
+        version=installed_version(),
+    )
 
 
 def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:

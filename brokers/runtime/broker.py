@@ -25,7 +25,6 @@ from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.lookups import Lookups
@@ -36,6 +35,7 @@ from equipoise.brokers.runtime.loops.file_watch import FileWatch
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.splitting import Splitting
+from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.service import PEER, Service, http_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import (

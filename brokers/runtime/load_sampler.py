@@ -13,6 +13,7 @@ from typing import Final
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Service
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class LoadSampler:
         self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int
     ) -> None:
         """`fresh_ms` is how long all callers may use one sample."""
+        self.resources = Resources()  # Of the broker, as last measured; zeros before.
         self._services = services
         self._broker = broker
         self._clock = clock

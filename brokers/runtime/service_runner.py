@@ -29,22 +29,35 @@ from equipoise.brokers.agent.effects import (
     Prepare,
     Reshaped,
 )
-from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
+from equipoise.brokers.agent.events import (
+    Closed,
+    CutsFound,
+    Discarded,
+    Event,
+    OpenContinues,
+    Opened,
+    Prepared,
+)
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
-from equipoise.brokers.runtime.service import Admitted, Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.service import Admitted, Bundle, Evidence, Ownership, Peer, Service
 from equipoise.brokers.runtime.state_stream import (
     KEPT_BYTES_MAX,
+    Arrival,
     Departures,
     Note,
     Pieces,
+    Progress,
     Spilled,
     digest_of,
     is_like_a_note,
     note_in,
+    over_http,
 )
+from equipoise.brokers.security.own_token import OwnToken
+from equipoise.brokers.security.tls import ClientTls
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle
@@ -517,6 +530,67 @@ class ServiceRunner:
                 )
 
         asyncio.get_running_loop().call_later(_ABANDON_MS / 1_000, end_if_still_running)
+
+
+class OwnershipsOverHttp:
+    """Makes the ownerships of one broker, whose state arrives from other brokers over HTTP."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        own_token: OwnToken,
+        tls: Callable[[], ClientTls],
+        received: Callable[[int], None],
+        step: Callable[[Event], None],
+        record: Callable[[], Callable[[Evidence], None] | None],
+        admitted: Callable[[], Admitted],
+    ) -> None:
+        """Each connection uses `own_token` and `tls` of its time. `received` counts bytes of
+        state. `record` returns what takes evidence.
+        """
+        self._clock = clock
+        self._own_token = own_token
+        self._tls = tls
+        self._received = received
+        self._step = step
+        self._record = record
+        self._admitted = admitted
+
+    def make(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
+        """Return the ownership of a bundle that comes from `source`."""
+        bundle, record, admitted = handle.bundle, self._record(), self._admitted()
+        if source is None:
+            return Ownership(handle, clock=self._clock, record=record, admitted=admitted)
+        goes_on = partial(self._step, OpenContinues(bundle=bundle))
+
+        def arrival() -> Arrival:
+            progress = Progress(bundle, source.broker, received=self._received, goes_on=goes_on)
+            return self._arrival(peer_of(source), bundle, progress=progress)
+
+        return Ownership(
+            handle,
+            clock=self._clock,
+            record=record,
+            fetch=lambda: arrival().whole(),
+            stream=lambda: arrival().stream(),
+            admitted=admitted,
+        )
+
+    async def fetch_spilled(self, source: Peer, bundle: str, digest: str) -> bytes | None:
+        """Return the handover that `source` keeps under `digest`."""
+        return await self._arrival(source, bundle, digest=digest).whole()
+
+    def _arrival(
+        self,
+        source: Peer,
+        bundle: str,
+        *,
+        digest: str | None = None,
+        progress: Progress | None = None,
+    ) -> Arrival:
+        request = over_http(source, bundle, digest, token=self._own_token, tls=self._tls)
+        return Arrival(source, bundle, request, progress=progress)
 
 
 def end_process(problem: str) -> None:

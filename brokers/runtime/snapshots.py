@@ -9,8 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
 
+from equipoise.brokers.agent.effects import ForgetInstanceIds, WriteInstanceId, WriteMark
+from equipoise.brokers.agent.events import Event, InstanceIdWritten, MarkWritten
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread, LogMark
 from equipoise.channel.core.errors import (
     Bug,
@@ -28,8 +33,10 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
 from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.private_files import writable_by_all
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -302,3 +309,118 @@ class ReplayCheck:
             self._fail(
                 Bug(f"{problem}; it stops serving, start it again, and report this with the log")
             )
+
+
+class LocalState:
+    """What one broker keeps on its disk: how far it has read the log, its instance ids, and a
+    snapshot of its view. A thread writes it, in order.
+    """
+
+    problem: EquipoiseError | None = None  # Of the last write.
+
+    def __init__(self, config: WorkerConfig, *, fail: Callable[[EquipoiseError], None]) -> None:
+        """Lock the data directory. `fail` ends the broker.
+
+        Raise `OperatorError` if another process holds it, and `DataDirectoryUnusable`.
+        """
+        self._config = config
+        self._fail = fail
+        self._directory = DataDirectory(config.data_dir)
+        self.instance_ids = self._directory.instance_ids
+
+    async def open_log(self, progress: Progress) -> tuple[Log, Reader]:
+        """Open the log. Return it, and a reader from where this broker left it.
+
+        Raise the errors of `open_marked` and of `Snapshots.reader`.
+        """
+        config, directory = self._config, self._directory
+        log = await opened_in_thread(partial(open_marked, config.log_url, directory))
+        try:
+            await asyncio.to_thread(_warn_of_modes, config)
+            self._snapshots = Snapshots(directory, log=log.identity, cluster=config.cluster)
+            return log, await asyncio.to_thread(self._snapshots.reader, log, progress=progress)
+        except BaseException:
+            log.close()
+            raise
+
+    def close(self) -> None:
+        """Release the directory, of a broker that has not begun."""
+        self._directory.close()
+
+    def begin(self) -> None:
+        """Let a thread write from now on. It owns the directory."""
+        self._replay_check = ReplayCheck(
+            self._snapshots, log_url=self._config.log_url, broker=self._config.id, fail=self._fail
+        )
+        self._thread = DirectoryThread(self._directory)
+
+    def carry_out(self, effect: DiskEffect, done: Written) -> None:
+        """Write in order: a `joined` is sent after its instance id is on disk.
+
+        Call `done` with the error or None, and the event that follows. A failing disk delays
+        joining; a member only raises an alarm.
+        """
+        if isinstance(effect, WriteMark):
+            mark = self._snapshots.mark(effect.offset, base=effect.base)
+            self._write(
+                lambda directory: directory.write_mark(mark),
+                partial(done, then=MarkWritten(offset=effect.offset)),
+            )
+        elif isinstance(effect, WriteInstanceId):
+            instance_id = effect.instance_id
+            self._write(
+                lambda directory: directory.write_instance_id(instance_id),
+                partial(done, then=InstanceIdWritten(instance_id=instance_id)),
+            )
+        else:
+            keep = effect.keep
+            self._write(lambda directory: directory.forget_instance_ids(keep), done)
+
+    def _write(
+        self, write: Callable[[DataDirectory], None], done: Callable[[EquipoiseError | None], None]
+    ) -> None:
+        def written(error: EquipoiseError | None) -> None:
+            self.problem = error
+            done(error)
+
+        self._thread.write(write, written)
+
+    def folded(self, view: View) -> None:
+        """Note that one more record is folded. Save a snapshot now and then."""
+        self._snapshots.folded(view, self._thread)
+
+    def save(self, view: View) -> None:
+        """Save a snapshot of the view."""
+        self._snapshots.save(view, self._thread)
+
+    def check(self, view: View) -> bool:
+        """Start to compare the view with the log. Return False if that is under way."""
+        return self._replay_check.begin(view)
+
+    def cancel_check(self) -> None:
+        """Cancel the comparison."""
+        self._replay_check.cancel()
+
+    async def stop(self, deadline: Deadline) -> None:
+        """See `DirectoryThread.stop`."""
+        await self._thread.stop(deadline)
+
+
+DiskEffect = WriteMark | WriteInstanceId | ForgetInstanceIds
+
+
+class Written(Protocol):
+    """Takes the error of a write, or the event that follows."""
+
+    def __call__(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
+        """See above."""
+        ...
+
+
+def _warn_of_modes(config: WorkerConfig) -> None:
+    path = log_path(config.log_url)
+    for exposed, mode in writable_by_all(None if path is None else Path(path), config.data_dir):
+        fields = {"broker": config.id, "path": str(exposed), "mode": f"{mode:04o}"}
+        _logger.warning(
+            "every user of this machine may write to this path; run chmod o-w on it", extra=fields
+        )

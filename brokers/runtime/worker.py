@@ -8,79 +8,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
-import orjson
-
 from equipoise.brokers.agent.agent import Agent
-from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import (
-    Alarm,
-    AlarmName,
-    Answered,
-    Append,
-    Effect,
-    ForgetInstanceIds,
-    Refold,
-    Stop,
-    WriteInstanceId,
-    WriteMark,
-)
 from equipoise.brokers.agent.events import (
-    AppendFailed,
     DrainRequested,
     Event,
-    InstanceIdWritten,
-    MarkWritten,
-    OpenContinues,
     PlacementChosen,
-    Read,
-    Resynced,
-    Tick,
     UndrainRequested,
-    Wanted,
 )
-from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.runtime.access import Access
-from equipoise.brokers.runtime.bundle_lines import BundleLines
+from equipoise.brokers.runtime.access import Access, profile_of
+from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
 from equipoise.brokers.runtime.callers import Line, Listeners, Requests, Waiting
-from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import SystemClock
-from equipoise.brokers.runtime.config import WorkerConfig, installed_version
-from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
-from equipoise.brokers.runtime.failures import LoggedFailures
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
-from equipoise.brokers.runtime.router import Located, Opened, Router, may_deny
+from equipoise.brokers.runtime.router import (
+    ChannelLoss,
+    Located,
+    Opened,
+    Router,
+    channel_loss,
+    may_deny,
+)
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import (
-    ServiceEffect,
+    OwnershipsOverHttp,
     ServiceRunner,
     end_process,
-    peer_of,
 )
-from equipoise.brokers.runtime.snapshots import ReplayCheck, ReplayProgress, Snapshots, open_marked
-from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
-from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerEntry
-from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
-from equipoise.channel.core.log import Entry
+from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
-from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
-from equipoise.channel.log.open_log import log_path, opened_in_thread
-from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
-from equipoise.channel.system.private_files import writable_by_all
-from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -133,17 +100,24 @@ class Worker:
             metrics=self.metrics,
             view=lambda: self.agent.view,
         )
-        self.profile = _profile(config, addresses)
+        self.profile = profile_of(config, addresses)
+        self._ownerships = OwnershipsOverHttp(
+            clock=self.clock,
+            own_token=self.access.own_token,
+            tls=lambda: self.access.certificates.client,
+            received=self.metrics.state_received,
+            step=self._step,
+            record=lambda: self._recorders.record_work,
+            admitted=lambda: self._runner.admitted,
+        )
         self._runner = ServiceRunner(
             services,
             clock=self.clock,
-            make_ownership=self._own,
+            make_ownership=self._ownerships.make,
             step=self._step,
             end_process=end_process,
             serves_peers=serves_peers,
-            fetch_spilled=lambda source, bundle, digest: self._arrival(
-                source, bundle, digest=digest
-            ).whole(),
+            fetch_spilled=self._ownerships.fetch_spilled,
             sent=self.metrics.state_sent,
         )
         self.services = self._runner.services
@@ -151,42 +125,24 @@ class Worker:
         self.fetch_released = self._runner.fetch_released
         for service in self.services:
             service.host = self
-        # Usually one event. The loop calls `_step` for each, and no effect answers within a step.
-        # Only code called within one (a listener, a service that learns of a split) can add one, by
-        # a drain or a lookup.
-        self._events: deque[Event] = deque()
-        self._stepping = False
-        self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(
             self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url
         )
-        about = {
-            "broker": self.broker_id,
-            "failed": "append failed",
-            "over": "appends succeed again",
-        }
-        self._append_failures = LoggedFailures(_logger, **about, interval_ms=_APPEND_LINES_MS)
-        self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self.services,
             broker=self.broker_id,
             clock=self.clock,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
-        self.resources = Resources()  # As last measured; zeros before.
         self._listeners = Listeners(broker=self.broker_id)
         self.listen = self._listeners.listen
         self.replay_progress = ReplayProgress(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None
         self.ended: WorkerEnded | None = None
         self._releasing: asyncio.Task[None] | None = None
-        self._caught_up = False
-        self._ready_as: int | None = None  # The incarnation whose join was logged.
         # Why no further client can connect, by the part that found it.
         self.client_problems: dict[str, str] = {}
-        self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
-        self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
     # --- life ---
 
@@ -197,30 +153,26 @@ class Worker:
         Raise if it cannot start: a locked directory, unsafe timing, an unusable or another
         cluster's log, an evidence file that cannot be written.
         """
-        directory = DataDirectory(self.config.data_dir)
-        handle = None
+        self._local_state = LocalState(self.config, fail=self._end)
         try:
-            handle = await opened_in_thread(partial(open_marked, self.config.log_url, directory))
-            await asyncio.to_thread(self._warn_of_modes)
-            self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
-            reader = await asyncio.to_thread(
-                self._snapshots.reader, handle, progress=self.replay_progress.restored
-            )
-            self.agent = Agent(
-                broker=self.broker_id,
-                cluster=self.config.cluster,
-                reader=reader,
-                timing=self.config.timing(),
-                profile=self.profile,
-                make_instance_id=lambda: secrets.token_hex(16),
-                predecessor_instance_ids=directory.instance_ids,
-                settings=self.config.base_settings,
-            )
-            self._recorders = Recorders(self.config, clock=self.clock, log=handle.identity)
+            log, reader = await self._local_state.open_log(self.replay_progress.restored)
+            try:
+                self.agent = Agent(
+                    broker=self.broker_id,
+                    cluster=self.config.cluster,
+                    reader=reader,
+                    timing=self.config.timing(),
+                    profile=self.profile,
+                    make_instance_id=lambda: secrets.token_hex(16),
+                    predecessor_instance_ids=self._local_state.instance_ids,
+                    settings=self.config.base_settings,
+                )
+                self._recorders = Recorders(self.config, clock=self.clock, log=log.identity)
+            except BaseException:
+                log.close()
+                raise
         except BaseException:
-            if handle is not None:
-                handle.close()
-            directory.close()
+            self._local_state.close()
             raise
         self._router = Router(
             self.agent,
@@ -230,34 +182,29 @@ class Worker:
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
         )
-        self._replay_check = ReplayCheck(
-            self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._end
+        self._local_state.begin()
+        parts = Parts(
+            clock=self.clock,
+            listeners=self._listeners,
+            local_state=self._local_state,
+            metrics=self.metrics,
+            progress=self.replay_progress,
+            recorders=self._recorders,
+            requests=self._requests,
+            runner=self._runner,
+            waiting=self._waiting,
         )
-        self._directory = DirectoryThread(directory)
-        self._subscription = Subscription(
-            lambda: handle,
-            name=handle.name,
+        self._loop = AgentLoop(
+            self.agent,
+            log,
+            parts,
             position=reader.position,
-            deliver=self._deliver,
-            caught_up=self._caught_up_at,
-            # Restored after a truncation.
-            resynced=lambda reader: self._step(Resynced(reader=reader)),
-            failed=self._end,
             cluster=self.config.cluster,
+            address=own_http(self.profile.addresses),
+            end=self._end,
         )
         self._finished = asyncio.get_running_loop().create_future()
-        self._subscription.start()
-
-    def _warn_of_modes(self) -> None:
-        path = log_path(self.config.log_url)
-        for exposed, mode in writable_by_all(
-            None if path is None else Path(path), self.config.data_dir
-        ):
-            fields = {"broker": self.broker_id, "path": str(exposed), "mode": f"{mode:04o}"}
-            _logger.warning(
-                "every user of this machine may write to this path; run chmod o-w on it",
-                extra=fields,
-            )
+        self._loop.subscription.start()
 
     async def ready(self, *, timeout_ms: int) -> None:
         """Wait until it has read to the log's end at its start, and its own `joined`. Raise the
@@ -341,13 +288,13 @@ class Worker:
             if not abruptly:
                 await self._runner.close_all(timeout_ms=_LAST_CLOSE_MS)
             await self._runner.stop()
-            if is_sound and not abruptly and self._caught_up:
-                self._snapshots.save(self.agent.view, self._directory)
-            await self._ended_in_time("log stays open", self._subscription.stop)
+            if is_sound and not abruptly and self._loop.has_caught_up:
+                self._local_state.save(self.agent.view)
+            await self._ended_in_time("log stays open", self._loop.subscription.stop)
         finally:
-            self._replay_check.cancel()
+            self._local_state.cancel_check()
             await asyncio.to_thread(self._recorders.close)
-            await self._ended_in_time("data directory stays locked", self._directory.stop)
+            await self._ended_in_time("data directory stays locked", self._local_state.stop)
 
     async def _ended_in_time(
         self, otherwise: str, stop: Callable[[Deadline], Awaitable[None]]
@@ -373,181 +320,8 @@ class Worker:
         """
         self._step(UndrainRequested())
 
-    # --- the loop of events and effects ---
-
-    def _deliver(self, entries: Sequence[Entry]) -> None:
-        self._step(Read(entries=entries, caught_up=self._caught_up))
-        if not self._caught_up:
-            self.replay_progress.read(len(entries), max(self.lag_records - len(entries), 0))
-
-    def _caught_up_at(self, _end: int) -> None:
-        self._caught_up = True
-        self.replay_progress.ended()
-        self._step(Read(entries=(), caught_up=True))
-
     def _step(self, event: Event) -> None:
-        """Give the agent one event and carry out its effects. Further events follow in order.
-
-        Any exception ends the broker: effects may be lost that the agent considers done.
-        """
-        if self._finished is not None and self._finished.done():
-            return
-        self._events.append(event)
-        if self._stepping:
-            return
-        self._stepping = True
-        try:
-            while self._events:
-                taken = self._events.popleft()
-                self._lines.ended(taken)
-                effects = self.agent.step(taken, self.clock.now())
-                for effect in effects:
-                    self._carry_out(effect)
-                self._recorders.stepped(taken, self.agent)
-                if self.agent.incarnation != self._ready_as:
-                    self._note_membership()
-                # A mere check must not make all waiting callers check again.
-                if effects or not isinstance(taken, Tick | Wanted):
-                    self._waiting.changed()
-        except EquipoiseError as error:
-            # The log's thread handles it. Before a genesis no effect can be lost.
-            if isinstance(error, BegunAbove):
-                raise
-            self._end(error)
-        except Exception as error:
-            _logger.exception("step failed", extra={"broker": self.broker_id})
-            self._end(
-                Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}")
-            )
-        finally:
-            self._stepping = False
-        self._arm_timer()
-
-    def _note_membership(self) -> None:
-        """Log each join, also the one after this broker was declared dead."""
-        if not self.agent.is_ready:
-            return
-        self._ready_as = self.agent.incarnation
-        fields = {
-            "broker": self.broker_id,
-            "incarnation": self._ready_as,
-            "address": own_http(self.profile.addresses),
-        }
-        _logger.info("ready", extra=fields)
-
-    def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._finished is None or self._finished.done():
-            return
-        delay_ms = self.agent.wake_at_ms - self.clock.now().boot_ms
-        self._timer = asyncio.get_running_loop().call_later(
-            max(delay_ms, 1) / 1_000, self._step, Tick()
-        )
-
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Folded):
-            self._observe(effect)
-        elif isinstance(effect, Resync):
-            self._observe_resync(effect)
-        elif isinstance(effect, Append):
-            self._subscription.append(effect.data, partial(self._appended, effect))
-        elif isinstance(effect, ServiceEffect):
-            self._lines.carried_out(effect, self.agent.view)
-            self._recorders.carried_out(effect)
-            self._runner.carry_out(effect)
-        elif isinstance(effect, Answered):
-            self._requests.answer(effect)
-        elif isinstance(effect, WriteMark):
-            mark = self._snapshots.mark(effect.offset, base=effect.base)
-            self._directory.write(
-                lambda directory: directory.write_mark(mark),
-                partial(self._disk_answered, then=MarkWritten(offset=effect.offset)),
-            )
-        elif isinstance(effect, WriteInstanceId | ForgetInstanceIds):
-            self._keep_instance_ids(effect)
-        elif isinstance(effect, Alarm):
-            self._raise_alarm(effect)
-        elif isinstance(effect, Refold):
-            self._refold(effect)
-        elif isinstance(effect, Stop):
-            self._end(effect.error)
-
-    def _raise_alarm(self, alarm: Alarm) -> None:
-        self.metrics.alarm(alarm.name)
-        about = {"key": alarm.key, "offset": alarm.offset, "reason": alarm.reason}
-        fields = {name: value for name, value in about.items() if value is not None}
-        _logger.warning(
-            alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields}
-        )
-
-    def _keep_instance_ids(self, effect: WriteInstanceId | ForgetInstanceIds) -> None:
-        """Write in order, in the directory's thread: a `joined` is sent after its instance id is on
-        disk.
-
-        A failing disk delays joining; a member only raises an alarm.
-        """
-        if isinstance(effect, ForgetInstanceIds):
-            keep = effect.keep
-            self._directory.write(
-                lambda directory: directory.forget_instance_ids(keep), self._disk_answered
-            )
-        else:
-            instance_id, written = (
-                effect.instance_id,
-                partial(
-                    self._disk_answered, then=InstanceIdWritten(instance_id=effect.instance_id)
-                ),
-            )
-            self._directory.write(
-                lambda directory: directory.write_instance_id(instance_id), written
-            )
-
-    def _disk_answered(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
-        self.disk_problem = error
-        if error is not None:
-            self._raise_alarm(Alarm(name=AlarmName.DATA_DIRECTORY, message=str(error)))
-        elif then is not None:
-            self._step(then)
-
-    def _observe(self, folded: Folded) -> None:
-        for move in self.metrics.observe(folded, live=self._caught_up):
-            self._lines.moved(move, self.agent.view)
-        if self._caught_up:
-            self._snapshots.folded(self.agent.view, self._directory)
-        self._listeners.folded(folded)
-
-    def _observe_resync(self, resync: Resync) -> None:
-        if resync.before < 0:
-            return  # A channel was copied to a log that was empty; nothing was missed.
-        fields = {
-            "broker": self.broker_id,
-            "before": resync.before,
-            "offset": resync.offset,
-            "changes": len(resync.changes),
-        }
-        _logger.warning("resynced: records were truncated before they were read", extra=fields)
-        self.metrics.resynced(resync)
-        # The previous snapshot is useless now.
-        self._snapshots.save(self.agent.view, self._directory)
-        self._listeners.resynced(resync)
-
-    def _appended(self, append: Append, outcome: AppendOutcome) -> None:
-        if isinstance(outcome, Appended):
-            self.append_problem = None
-            self._append_failures.succeeded()
-        else:
-            self.append_problem = outcome.error
-            self._append_failures.failed(
-                outcome.error, self.clock.now().boot_ms, partial(_named, append.data)
-            )
-            self._step(
-                AppendFailed(
-                    attempt=append.attempt,
-                    error=outcome.error,
-                    in_doubt=isinstance(outcome, InDoubt),
-                )
-            )
+        self._loop.step(event)
 
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
         """End the broker, once: its view no longer counts, and it releases everything.
@@ -558,8 +332,7 @@ class Worker:
             return
         self.agent.lease.lose()
         self._recorders.ended()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._loop.stop()
         if error is None:
             self._finished.set_result(None)
         else:
@@ -580,72 +353,20 @@ class Worker:
         # As above.
         self._releasing.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def _refold(self, effect: Refold) -> None:
-        """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
-        if self._caught_up and self._replay_check.begin(self.agent.view):
-            name = AlarmName.VIEWS_DIVERGE
-            self.metrics.alarm(name)
-            _logger.error(
-                "views diverge",
-                extra={
-                    "alarm": name,
-                    "broker": self.broker_id,
-                    "other": effect.other,
-                    "offset": effect.offset,
-                },
-            )
-
-    # --- ownership ---
-
-    def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
-        if source is None:
-            return Ownership(
-                handle,
-                clock=self.clock,
-                record=self._recorders.record_work,
-                admitted=self._runner.admitted,
-            )
-        goes_on = partial(self._step, OpenContinues(bundle=handle.bundle))
-
-        def arrival() -> Arrival:
-            progress = Progress(
-                handle.bundle, source.broker, received=self.metrics.state_received, goes_on=goes_on
-            )
-            return self._arrival(peer_of(source), handle.bundle, progress=progress)
-
-        return Ownership(
-            handle,
-            clock=self.clock,
-            record=self._recorders.record_work,
-            fetch=lambda: arrival().whole(),
-            stream=lambda: arrival().stream(),
-            admitted=self._runner.admitted,
-        )
-
-    def _arrival(
-        self,
-        source: Peer,
-        bundle: str,
-        *,
-        digest: str | None = None,
-        progress: Progress | None = None,
-    ) -> Arrival:
-        """Return state of another broker. Each connection uses the token and the certificates of
-        its time.
-        """
-        request = over_http(
-            source,
-            bundle,
-            digest,
-            token=self.access.own_token,
-            tls=lambda: self.access.certificates.client,
-        )
-        return Arrival(source, bundle, request, progress=progress)
-
     @property
     def view(self) -> View:
         """The view up to the last record that was read. Read only."""
         return self.agent.view
+
+    @property
+    def append_problem(self) -> EquipoiseError | None:
+        """The error of the last append to the log."""
+        return self._loop.append_problem
+
+    @property
+    def disk_problem(self) -> EquipoiseError | None:
+        """The error of the last write to the data directory."""
+        return self._local_state.problem
 
     @property
     def log_name(self) -> str:
@@ -718,7 +439,11 @@ class Worker:
         self.check()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1_000):
-                return self._may_deny() and await self._subscription.read_on() and self._may_deny()
+                return (
+                    self._may_deny()
+                    and await self._loop.subscription.read_on()
+                    and self._may_deny()
+                )
         return False
 
     def _may_deny(self) -> bool:
@@ -782,31 +507,14 @@ class Worker:
     @property
     def channel_loss(self) -> ChannelLoss | None:
         """The loss of the channel; None while the broker has it."""
-        return channel_loss(self.agent, self._subscription.outage, self.clock)
+        return channel_loss(self.agent, self._loop.subscription.outage, self.clock)
 
     @property
     def log_is_available(self) -> bool:
         """Whether the log can be read now."""
-        return self._subscription.outage is None
+        return self._loop.subscription.outage is None
 
     @property
     def lag_records(self) -> int:
         """Records that were on the log at the last look and are not folded yet."""
-        return self._subscription.lag_entries
-
-
-def _named(data: bytes) -> dict[str, object]:
-    """Return the kind and the key of a record, for a log line."""
-    record = orjson.loads(data)
-    return {"kind": record["kind"], "key": record["key"]}
-
-
-def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
-    """Return what the broker publishes on joining."""
-    return Profile(
-        addresses=dict(addresses),
-        capacity=config.capacity,
-        failure_domain=config.failure_domain,
-        labels=dict(config.labels),
-        version=installed_version(),
-    )
+        return self._loop.subscription.lag_entries

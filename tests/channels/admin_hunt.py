@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from tests.channels.linearizable import Call, is_linearizable
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import Answer, Broker, Cluster, cluster
@@ -205,7 +205,7 @@ async def lagging(folder: Path) -> AsyncIterator[Cluster]:
         log.name = f"{url}/{next(numbers)}"  # Otherwise the brokers would share one handle.
         return log
 
-    with patch.object(workers, "open_marked", opened):
+    with patch.object(snapshots, "open_marked", opened):
         async with cluster(folder, brokers=BROKERS, bundles=1, **QUICK) as brokers:
             yield brokers
 

@@ -102,7 +102,7 @@ class Brokers(Admin):
         MiB, network in Kbit/s.
         """
         worker, view = self._worker, ready_view(self._worker)
-        loads, resources = worker.loads.latest().loads, worker.resources
+        loads, resources = worker.loads.latest().loads, worker.loads.resources
         entry, bundles = worker.agent.entry, list(worker.open_bundles)
         addresses = {} if entry is None else entry.joined.addresses
         return json_answer(

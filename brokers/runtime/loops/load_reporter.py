@@ -104,7 +104,7 @@ class LoadReporter:
             )
             self._carried = carried
             if sample is not None:
-                self._worker.resources = sample.resources
+                self._worker.loads.resources = sample.resources
             if sample is not None and is_member:
                 await self._report(
                     Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings

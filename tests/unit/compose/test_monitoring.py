@@ -31,10 +31,10 @@ from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.runtime.broker import Broker
-from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import PORTS, PROBLEMS
 from equipoise.brokers.runtime.metrics import LookupOutcome
+from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.records import Reason

@@ -163,4 +163,6 @@ async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names
         forged = Peer(broker="b", addresses={"http": url})
         with pytest.raises(PeerError, match="the token is not sent to"):
             # What an ownership calls.
-            await broker.worker._arrival(forged, made.bundles()[0]).whole()  # noqa: SLF001
+            await broker.worker._ownerships.fetch_spilled(  # noqa: SLF001
+                forged, made.bundles()[0], "0"
+            )

@@ -19,7 +19,7 @@ from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime import broker as module
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
@@ -159,7 +159,7 @@ async def announce(
     has ended.
     """
     monkeypatch.setattr(module, "_READY_MS", 10)
-    monkeypatch.setattr(workers, "open_marked", lambda _url, _directory: log)
+    monkeypatch.setattr(snapshots, "open_marked", lambda _url, _directory: log)
     log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
     worker = Worker(
         WorkerConfig(log_url=log.name, data_dir=folder, broker_id="a"), {}, addresses={}

@@ -9,7 +9,7 @@ from typing import cast
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
+from equipoise.brokers.runtime.router import ChannelLoss, channel_loss
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.log.subscription import Outage

@@ -72,31 +72,26 @@ def test_an_unavailable_log_is_waited_for(directory: DataDirectory) -> None:
         start(directory, AwayLog(name="memory:away"))
 
 
-@pytest.mark.parametrize("identity", [LOG, f"{LOG}.imported", f"{LOG}.imported.again"])
-@pytest.mark.parametrize("further", [0, 1, 1_000])
-def test_a_log_that_goes_on_is_accepted(
-    directory: DataDirectory, identity: str, further: int
-) -> None:
-    """Also an import, which leaves out offsets above the original's."""
+@pytest.mark.parametrize("further", [0, 1_000])
+def test_a_log_that_goes_on_is_accepted(directory: DataDirectory, further: int) -> None:
     channel = channel_with("a:1")
     directory.write_mark(mark_at(channel))
     log = log_of(channel)
     log.leap(log.end() + further)
-    assert 1 == start(directory, log, identity=identity)
+    assert 1 == start(directory, log)
 
 
-@pytest.mark.parametrize("identity", [LOG, f"{LOG}.imported"])
-def test_an_older_copy_is_refused(directory: DataDirectory, identity: str) -> None:
+def test_an_older_copy_is_refused(directory: DataDirectory) -> None:
     channel = channel_with("a:1")
     directory.write_mark(mark_at(channel))
     end = channel.view.offset - 1
     with pytest.raises(
         OperatorError, match=f"from offset {end + 1}, .* it ends at offset {end}, as an older copy"
     ):
-        start(directory, log_of(channel, records=-1), identity=identity)
+        start(directory, log_of(channel, records=-1))
 
 
-@pytest.mark.parametrize("identity", ["another", LOG[:-1], f"{LOG}x", f"x.{LOG}"])
+@pytest.mark.parametrize("identity", ["another", LOG[:-1], f"{LOG}x"])
 def test_another_log_is_refused_although_it_is_longer(
     directory: DataDirectory, identity: str
 ) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise.brokers.runtime import broker
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import broker, snapshots
 from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
@@ -45,7 +44,7 @@ class Opening:
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     """Return a log that is unavailable, and is tried every millisecond."""
     opening = Opening(AWAY)
-    monkeypatch.setattr(workers, "open_marked", opening)
+    monkeypatch.setattr(snapshots, "open_marked", opening)
     monkeypatch.setattr(broker, "_TRY_AGAIN_MS", 1)
     return opening
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
@@ -272,7 +273,7 @@ async def test_a_cancelled_start_closes_the_log_once_it_is_open(
         return log
 
     bench = Bench(tmp_path)
-    monkeypatch.setattr(workers, "open_marked", slowly)
+    monkeypatch.setattr(snapshots, "open_marked", slowly)
     starting = asyncio.ensure_future(bench.worker.start())
     await asyncio.sleep(0.01)
     starting.cancel()

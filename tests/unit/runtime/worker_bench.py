@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
@@ -123,7 +123,7 @@ class Benches:
         """Start the worker of a bench, by default a new one, and stop it at the end."""
         bench = bench or Bench(self.folder)
         log = bench.log
-        self._patch.setattr(workers, "open_marked", lambda _url, _directory: log)
+        self._patch.setattr(snapshots, "open_marked", lambda _url, _directory: log)
         await bench.worker.start()
         try:
             yield bench
