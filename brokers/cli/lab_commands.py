@@ -21,8 +21,7 @@ from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.options import Channel, directory, file, pairs
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import Output, print_line
-from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.output import Output, print_line, progress
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX

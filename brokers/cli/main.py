@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUPS: Final = {
     "broker": ("equipoise.brokers.cli.commands.broker", "Run one broker in the foreground."),
     "load-worker": (
-        "equipoise.brokers.cli.commands.load_worker",
+        "equipoise.brokers.cli.commands.broker:load_worker_app",
         "Average the load of a cluster on Kafka.",
     ),
     "up": ("equipoise.brokers.cli.commands.up", "Run a cluster of brokers on this machine."),
@@ -60,7 +60,7 @@ GROUPS: Final = {
     ),
     "lab": ("equipoise.brokers.cli.lab_commands", "Measure balancing policies on load traces."),
     "pulsar": (
-        "equipoise.brokers.cli.pulsar_apply_commands",
+        "equipoise.brokers.cli.pulsar_commands",
         "See, audit and balance an Apache Pulsar cluster.",
     ),
     "channel": (
@@ -68,7 +68,7 @@ GROUPS: Final = {
         "Read the log, show a bundle's history, verify everything.",
     ),
     "rights": (
-        "equipoise.brokers.cli.commands.right_commands",
+        "equipoise.brokers.cli.commands.policy_commands:rights",
         "Grant roles rights in the cluster, and list who may do what.",
     ),
     "tokens": (
@@ -80,7 +80,7 @@ GROUPS: Final = {
         "Audit, archive and report a channel; run the laboratory.",
     ),
 }
-"""By name: the module whose `app` implements it, and its text in `--help`."""
+"""By name: the module whose `app` (or other attribute) implements it, and its text in `--help`."""
 
 _HELP: Final = (
     "An event-sourced load balancer for services: one log decides who owns what. "
@@ -104,7 +104,9 @@ class Equipoise(Commands):
 @cache
 def load(name: str) -> Command:
     """Return the command or group with this name in the table."""
-    command = typer.main.get_command(fill_options(import_module(GROUPS[name][0]).app))
+    module, _, attribute = GROUPS[name][0].partition(":")
+    app = getattr(import_module(module), attribute or "app")
+    command = typer.main.get_command(fill_options(app))
     command.name = name
     add_kafka_options(command)
     return command

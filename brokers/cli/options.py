@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,8 +15,7 @@ from typing import Annotated, Concatenate, Final, ParamSpec
 import typer
 
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.output import Output
-from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.output import Output, progress
 from equipoise.brokers.operations.access import Access, attached, opened
 from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.outcomes import Answer
@@ -97,6 +98,14 @@ WaitOption = Annotated[
 ]
 
 
+StopOnEofOption = Annotated[
+    bool, typer.Option("--stop-on-eof", help="Stop when the standard input ends.", hidden=True)
+]
+
+_STANDARD_INPUT: Final = 0
+_READ_BYTES: Final = 4_096
+
+
 def directory(text: str) -> Path:
     """Parse the directory of an option. An empty name is a usage error; pathlib would read it as
     the working directory.
@@ -119,6 +128,17 @@ def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:
         if unless(path):
             raise typer.BadParameter(f"{text!r} is {other}")
     return path
+
+
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Parse `NAME=VALUE` texts. Raise a usage error that names `option`."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
+        pairs[name] = value
+    return pairs
 
 
 def publisher(name: str | None) -> str:
@@ -236,12 +256,14 @@ def shared(log_url: str) -> str:
     return log_url
 
 
-def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse `NAME=VALUE` texts. Raise a usage error that names `option`."""
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
-        pairs[name] = value
-    return pairs
+def end_with_standard_input() -> None:
+    """Send this process SIGTERM when its standard input ends. The kernel closes it when the parent
+    dies.
+    """
+    threading.Thread(target=_wait_for_eof, name="stop-on-eof", daemon=True).start()
+
+
+def _wait_for_eof() -> None:
+    while os.read(_STANDARD_INPUT, _READ_BYTES):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Print rows as a table or JSON, and facts as a sentence or JSON.
+"""Print rows as a table or JSON, facts as a sentence or JSON, and the progress of long work.
 
 `outcome` prints errors.
 """
@@ -9,13 +9,15 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
 from equipoise.brokers.cli.outcome import JSON_FLAG, printable
+from equipoise.channel.core.snapshot_store import Progress, unwatched
 
 Row = Mapping[str, object]
 """Names and JSON values."""
@@ -162,3 +164,24 @@ def cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value) or "-"
     return str(value)
+
+
+@contextmanager
+def progress(what: str, *, unit: str = "records") -> Iterator[Progress]:
+    """Draw a progress bar for `what` while the block runs, then remove it."""
+    if not sys.stderr.isatty():
+        yield unwatched
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn(f"{what}  "),
+        BarColumn(),
+        TextColumn(f"{{task.completed:,}} {unit}"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -164,10 +164,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
         patch.setattr("equipoise.brokers.cli.commands.broker.end_with_standard_input", lambda: None)
         patch.setattr(
-            "equipoise.brokers.cli.commands.load_worker.end_with_standard_input", lambda: None
-        )
-        patch.setattr(
-            "equipoise.brokers.cli.commands.compact_command.end_with_standard_input", lambda: None
+            "equipoise.brokers.cli.commands.log_commands.end_with_standard_input", lambda: None
         )
         yield folder
 

@@ -5,7 +5,7 @@ channel.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -205,27 +205,11 @@ def show(
         for _, change in _history(access) if everything else ():
             latest |= {one.setting: change for one in change.made}
         view = access.view
-    document, settings, entry = (
-        document_of(view),
-        settings_in(view, DEFAULTS),
-        view.policies.get(KEY),
-    )
-    held = settings_of(document)
-    rows = [
-        {
-            "setting": name,
-            "value": format_value(value_in(settings, name)),
-            "default": format_value(setting.default),
-            "is_set": name in held,
-            "by": latest[name].by if name in held and name in latest else None,
-            "offset": latest[name].offset if name in held and name in latest else None,
-        }
-        for name, setting in SETTINGS.items()
-        if everything or name in held
-    ]
+    rows = [row for row in _setting_rows(view, latest) if everything or row["is_set"]]
+    entry = view.policies.get(KEY)
     problems = problems_in(view, DEFAULTS)
     controls = standing_controls(view, time.time_ns() // 1_000_000)
-    last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
+    last = None if entry is None else {"offset": entry.last, "by": changed_by(document_of(view))}
     if channel.as_json:
         print_json(
             {
@@ -253,6 +237,23 @@ def show(
         print_line(
             f"last changed at offset {last['offset']}" + (f" by {last['by']}" if last["by"] else "")
         )
+
+
+def _setting_rows(view: View, latest: Mapping[str, SettingsChange]) -> list[Row]:
+    """Return all settings, and of those on the channel their `latest` change, where it is known."""
+    settings, held = settings_in(view, DEFAULTS), settings_of(document_of(view))
+    changes = {name: change for name, change in latest.items() if name in held}
+    return [
+        {
+            "setting": name,
+            "value": format_value(value_in(settings, name)),
+            "default": format_value(setting.default),
+            "is_set": name in held,
+            "by": changes[name].by if name in changes else None,
+            "offset": changes[name].offset if name in changes else None,
+        }
+        for name, setting in SETTINGS.items()
+    ]
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
+"""Define `equipoise channel`: read records, and explain a bundle's history.
 
-`time_travel` and `log_commands` add further commands to this group.
+`history_commands` and `log_commands` add further commands to this group.
 `channel.inspect.story` describes records.
 """
 
@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from equipoise.brokers.balancing.named import no_bundle
-from equipoise.brokers.cli.commands.log_commands import acls, compact, copy
-from equipoise.brokers.cli.commands.time_travel import at, diff
-from equipoise.brokers.cli.history import entries, gone, unknown_offset
+from equipoise.brokers.cli.commands.history_commands import at, diff, entries, gone, unknown_offset
+from equipoise.brokers.cli.commands.log_commands import acls, compact, copy, verify_channel
 from equipoise.brokers.cli.moments import TimeCommand, time_of
 from equipoise.brokers.cli.options import Channel
-from equipoise.brokers.cli.outcome import ExitCode, group, print_error
+from equipoise.brokers.cli.outcome import group, print_error
 from equipoise.brokers.cli.output import FOR_PEOPLE, print_json, print_line
-from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
@@ -52,9 +48,6 @@ from equipoise.channel.inspect.story import (
 )
 from equipoise.channel.system.stop_signals import hear_interrupts
 
-if TYPE_CHECKING:
-    from equipoise.channel.inspect.findings import Findings
-
 app = group("Read the log, show a bundle's history, verify everything.")
 
 LINES_BY_DEFAULT: Final = 20
@@ -70,8 +63,6 @@ CHANGES_SHOWN_MAX: Final = 100
 OffsetArgument = Annotated[
     int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)
 ]
-
-_BEGINNING: Final = ", where the fold began"
 
 
 @app.command()
@@ -244,33 +235,7 @@ def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
     return next((line for line in lines if line is not None), None)
 
 
-@app.command("verify")
-def verify_channel(
-    *,
-    channel: Channel,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False),
-    ] = None,
-) -> None:
-    """Fold the log again and verify everything.
-
-    This checks the storage, the snapshot, the history snapshot, each record, each digest of a
-    broker, and each invariant. Exit code 1: there are findings.
-    """
-    from equipoise.channel.inspect.verify import verify
-
-    check = partial(channel.deadline().check, f"the audit of {channel.log}")
-    with channel.handle() as audited, progress("verifying", unit="offsets") as watch:
-        findings = verify(audited, cluster=cluster, check=check, progress=watch)
-    if channel.as_json:
-        print_json({**asdict(findings), "in_order": findings.in_order})
-    else:
-        _print_findings(findings)
-    if not findings.in_order:
-        raise typer.Exit(ExitCode.REFUSED)
-
-
+app.command("verify")(verify_channel)
 app.command("at", cls=TimeCommand)(at)
 app.command("diff", cls=TimeCommand)(diff)
 app.command("copy")(copy)
@@ -390,37 +355,3 @@ def _changes(folded: Folded, names: Names) -> list[str]:
         )
         for change in changes
     ]
-
-
-def _print_findings(findings: Findings) -> None:
-    rejected = (
-        ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected))
-        or "none"
-    )
-    print_line(
-        f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted}"
-        f" accepted; rejected: {rejected}"
-    )
-    print_line(f"digests of brokers that agree: {findings.agreements}")
-    if findings.snapshot_to is not None:
-        print_line(
-            f"snapshot up to offset {findings.snapshot_to}"
-            + (_BEGINNING if findings.from_snapshot else "")
-        )
-    if findings.history_to is not None:
-        print_line(
-            f"history snapshot at offset {findings.history_to}"
-            + (_BEGINNING if findings.from_history_snapshot else "")
-        )
-    for finding in findings.findings:
-        where = (
-            f"offset {finding.first}"
-            if finding.first == finding.last
-            else f"offsets {finding.first} to {finding.last}"
-        )
-        suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""
-        print_line(f"{where}: {finding.kind}: {finding.text}{suspects}", color=typer.colors.RED)
-    if findings.in_order:
-        print_line("all is in order", color=typer.colors.GREEN)
-    else:
-        print_line(f"findings: {findings.findings_count}", color=typer.colors.RED)

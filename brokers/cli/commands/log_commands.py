@@ -1,4 +1,4 @@
-"""Define `equipoise channel copy`, `compact` and `acls`: commands on the log itself.
+"""Define `equipoise channel verify`, `copy`, `compact` and `acls`: commands on the log itself.
 
 `compaction.copying` and `compaction.compactor` do the work.
 """
@@ -9,21 +9,24 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from equipoise.brokers.cli.options import (
     AsOption,
     Channel,
+    StopOnEofOption,
     Timed,
     TimeoutOption,
+    end_with_standard_input,
     handle,
     publisher,
     shared,
 )
-from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from equipoise.brokers.cli.outcome import ExitCode
+from equipoise.brokers.cli.output import print_json, print_line, progress
 from equipoise.brokers.errors import counted
 from equipoise.channel.core.errors import invalid_log_url, missing_extra
 from equipoise.channel.core.log import Log
@@ -40,8 +43,72 @@ from equipoise.compaction.retention import (
 )
 
 if TYPE_CHECKING:
+    from equipoise.channel.inspect.findings import Findings
     from equipoise.compaction.compactor import Compacted
     from equipoise.compaction.copying import Copied
+
+
+_BEGINNING: Final = ", where the fold began"
+
+
+def verify_channel(
+    *,
+    channel: Channel,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False),
+    ] = None,
+) -> None:
+    """Fold the log again and verify everything.
+
+    This checks the storage, the snapshot, the history snapshot, each record, each digest of a
+    broker, and each invariant. Exit code 1: there are findings.
+    """
+    from equipoise.channel.inspect.verify import verify
+
+    check = partial(channel.deadline().check, f"the audit of {channel.log}")
+    with channel.handle() as audited, progress("verifying", unit="offsets") as watch:
+        findings = verify(audited, cluster=cluster, check=check, progress=watch)
+    if channel.as_json:
+        print_json({**asdict(findings), "in_order": findings.in_order})
+    else:
+        _print_findings(findings)
+    if not findings.in_order:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _print_findings(findings: Findings) -> None:
+    rejected = (
+        ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected))
+        or "none"
+    )
+    print_line(
+        f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted}"
+        f" accepted; rejected: {rejected}"
+    )
+    print_line(f"digests of brokers that agree: {findings.agreements}")
+    if findings.snapshot_to is not None:
+        print_line(
+            f"snapshot up to offset {findings.snapshot_to}"
+            + (_BEGINNING if findings.from_snapshot else "")
+        )
+    if findings.history_to is not None:
+        print_line(
+            f"history snapshot at offset {findings.history_to}"
+            + (_BEGINNING if findings.from_history_snapshot else "")
+        )
+    for finding in findings.findings:
+        where = (
+            f"offset {finding.first}"
+            if finding.first == finding.last
+            else f"offsets {finding.first} to {finding.last}"
+        )
+        suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""
+        print_line(f"{where}: {finding.kind}: {finding.text}{suspects}", color=typer.colors.RED)
+    if findings.in_order:
+        print_line("all is in order", color=typer.colors.GREEN)
+    else:
+        print_line(f"findings: {findings.findings_count}", color=typer.colors.RED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
-"""Define `equipoise policies`: isolation policies, pins, failure domains, and which brokers they
-allow.
+"""Define `equipoise policies` and `equipoise rights`: which brokers may own bundles, and what roles
+may do.
 
-The syntax follows `pulsar-admin ns-isolation-policy`.
+The syntax follows `pulsar-admin ns-isolation-policy`. Rights to produce and consume are granted in
+a namespace, as with `pulsar-admin`: `equipoise namespaces grant-permission`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
@@ -13,7 +15,8 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.destinations import Destinations
-from equipoise.brokers.balancing.named import policy_named
+from equipoise.brokers.balancing.grants import permissions_in, rights_in
+from equipoise.brokers.balancing.named import policy_named, tenant_named, tenants_in
 from equipoise.brokers.balancing.policies import (
     FAILURE_DOMAIN,
     ISOLATION,
@@ -29,6 +32,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.options import Admin, Channel
 from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import Row
 from equipoise.brokers.cli.rows import (
     DESTINATION_COLUMNS,
     POLICY_COLUMNS,
@@ -37,9 +41,12 @@ from equipoise.brokers.cli.rows import (
 )
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.on_channel import ChannelPort, run
+from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
 
 app = group("Define which brokers may own which bundles.")
+rights = group("Grant roles rights in the cluster, and list who may do what.")
 
 _LIMITS: Final = ("min_limit", "usage_threshold")
 _LIMIT_DIGITS_MAX: Final = 9
@@ -50,6 +57,12 @@ KeyArgument = Annotated[
         metavar="KIND/NAME",
         help="As `list` prints it: isolation/NAME, pin/NAME or failure-domain/NAME.",
         show_default=False,
+    ),
+]
+RoleArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROLE", help="The role, as the tokens of its clients name it.", show_default=False
     ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
@@ -278,3 +291,56 @@ def _parsed_limits(text: str) -> dict[str, int]:
             )
         found[limit] = int(number)
     return found
+
+
+@rights.command()
+def grant(
+    role: RoleArgument,
+    right: Annotated[
+        Right,
+        typer.Argument(
+            metavar="RIGHT",
+            help="read, operate or admin. Each includes those before it.",
+            show_default=False,
+        ),
+    ],
+    *,
+    admin: Admin,
+) -> None:
+    """Give a role a right in the whole cluster, in place of the one that it has.
+
+    Brokers check rights if they run with authorization.
+    """
+    admin.carry_out(verbs.grant_right, role, right)
+
+
+@rights.command()
+def revoke(role: RoleArgument, *, admin: Admin) -> None:
+    """Take from a role its right in the cluster.
+
+    It keeps what it may do in namespaces and tenants.
+    """
+    admin.carry_out(verbs.revoke_right, role)
+
+
+@rights.command("list")
+def list_rights(*, channel: Channel) -> None:
+    """List which roles have rights in the cluster, administer tenants, and may produce or consume
+    in namespaces.
+
+    The super roles of brokers are not listed: each broker has them in its settings.
+    """
+    with channel.reading() as access:
+        rows = list(_rows(access.view))
+    channel.print_rows(rows, columns=("role", "may", "where"), nothing="no role has a right")
+
+
+def _rows(view: View) -> Iterator[Row]:
+    for role, right in rights_in(view).items():
+        yield {"role": role, "may": right.value, "where": "the cluster"}
+    for tenant in tenants_in(view):
+        for role in tenant_named(view, tenant).admin_roles:
+            yield {"role": role, "may": "administer", "where": f"tenant {tenant}"}
+    for name in sorted(view.namespaces):
+        for role, actions in permissions_in(view.namespaces[name].policies).items():
+            yield {"role": role, "may": ",".join(actions), "where": f"namespace {name}"}

@@ -18,10 +18,18 @@ import typer
 
 from equipoise.brokers.cli.lab_commands import OURS, EveryOption, TraceOptions
 from equipoise.brokers.cli.moments import TimeCommand, moment
-from equipoise.brokers.cli.options import LOG_VARIABLE, LogOption, directory, file, handle, pairs
+from equipoise.brokers.cli.options import (
+    LOG_VARIABLE,
+    LogOption,
+    StopOnEofOption,
+    directory,
+    end_with_standard_input,
+    file,
+    handle,
+    pairs,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Output, print_line
-from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import (
@@ -393,13 +401,12 @@ def lab(
         from equipoise.lab.grid import grid_values
         from equipoise.spark_jobs.laboratory import run_lab
 
+    values = (pair for text in changes or () for pair in pairs("--set", [text]).items())
     options = LabOptions(
         traces=tuple(traces),
         shape=generated.shape(),
         policies=tuple(policy or [OURS]),
-        values=grid_values(
-            pair for text in changes or () for pair in pairs("--set", [text]).items()
-        ),
+        values=grid_values(values),
         every_s=every,
         seeds=seeds,
         output=output,

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
@@ -42,9 +42,10 @@ BROKERS_MAX: Final = 100  # On one machine; each process takes about 50 MB.
 PORT_MAX: Final = 65_535
 
 
-@app.command()
-def up(
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The options about the cluster as a whole."""
+
     data: Annotated[
         Path,
         typer.Option(
@@ -52,8 +53,8 @@ def up(
             parser=directory,
             help="Parent directory. Broker i uses DIR/broker-i and logs to broker.log there.",
         ),
-    ] = Path("cluster"),
-    brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="Number of brokers.")] = 3,
+    ] = Path("cluster")
+    brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="Number of brokers.")] = 3
     http_port: Annotated[
         int,
         typer.Option(
@@ -61,7 +62,7 @@ def up(
             max=PORT_MAX,
             help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.",
         ),
-    ] = 8080,
+    ] = 8080
     pulsar_port: Annotated[
         int,
         typer.Option(
@@ -69,7 +70,7 @@ def up(
             max=PORT_MAX,
             help="Broker i accepts Pulsar clients on this port + i, if a service serves them.",
         ),
-    ] = PULSAR_PORT,
+    ] = PULSAR_PORT
     log: Annotated[
         str | None,
         typer.Option(
@@ -77,11 +78,13 @@ def up(
             metavar="URL",
             help=f"The cluster's log. Ignores {LOG_VARIABLE}.  [default: sqlite:DIR/channel.db]",
         ),
-    ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Restart a broker that dies.")] = False,
-    service: ServiceOption = None,
-    configured: Configured,
-    results: Output,
+    ] = None
+    restart: Annotated[bool, typer.Option("--restart", help="Restart a broker that dies.")] = False
+
+
+@app.command()
+def up(
+    *, options: UpOptions, service: ServiceOption = None, configured: Configured, results: Output
 ) -> None:
     """Run a cluster of brokers on this machine.
 
@@ -91,10 +94,11 @@ def up(
     The first Ctrl-C or SIGTERM stops all brokers gracefully (exit code 0). The second one kills
     them (exit code 130). Exit code 4: no broker is left, or one could not be started.
     """
-    if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
+    log, pulsar_port = options.log, options.pulsar_port
+    if max(options.http_port, pulsar_port) + options.brokers - 1 > PORT_MAX:
         raise typer.BadParameter(
-            f"the last of {brokers} ports would be above {PORT_MAX}; choose a lower --http-port and"
-            " --pulsar-port"
+            f"the last of {options.brokers} ports would be above {PORT_MAX}; choose a lower"
+            " --http-port and --pulsar-port"
         )
     services = tuple(service or (default_service(),))
     # Check before any process starts: each would fail with the same message.
@@ -108,14 +112,14 @@ def up(
     conf, chosen = configured.chosen()
     cluster = LocalCluster(
         ClusterSettings(
-            directory=data,
-            brokers=brokers,
-            http_port=http_port,
+            directory=options.data,
+            brokers=options.brokers,
+            http_port=options.http_port,
             pulsar_port=pulsar_port if takes_pulsar_clients else None,
             log_url=log,
             services=services,
             settings=chosen,
-            restart=restart,
+            restart=options.restart,
             load_workers=int(_is_on_kafka(log) and can_run()),
         ),
         report=_print_json if results.as_json else _print_line,

@@ -166,8 +166,7 @@ _LINES: Final[Mapping[str, str]] = {
     "channel at": "7 --log {log} --timeout 5 --json",
     "channel diff": "3 7 --log {log} --timeout 5 --json",
     "channel copy": (
-        "{log} sqlite:{folder}/copy.db --again --other-is-lost --leave-open --ahead 3 --as erin"
-        " --timeout 1 --json"
+        "{log} sqlite:{folder}/copy.db --leave-open --ahead 3 --as erin --timeout 1 --json"
     ),
     "channel compact": (
         "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json"

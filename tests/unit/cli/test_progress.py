@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.output import progress
 
 
 class Terminal(io.StringIO):
