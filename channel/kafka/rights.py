@@ -72,7 +72,7 @@ _TOPICS: Final[Mapping[Role, Mapping[str, tuple[str, ...]]]] = {
     },
     Role.OPERATOR: {**_CHANNEL, "-decisions": ("Read",), "-loads": ("Read",)},
     Role.READER: _READER,
-    Role.AUDIT: {**_READER, "-findings": _WRITE},
+    Role.AUDIT: {**_READER, "-findings": _ALL},
     Role.LOAD_WORKER: {
         "": ("Describe", "DescribeConfigs"),
         "-samples": ("Read", "Create", "DescribeConfigs"),

@@ -1,7 +1,4 @@
-"""Publish findings outside the archive, in a side log of the channel.
-
-A repeated batch publishes its findings again, with the same key and bytes: readers drop duplicates.
-"""
+"""Publish findings outside the archive, in a side log of the channel."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from equipoise.channel.core.errors import invalid_log_url
-from equipoise.channel.core.side_log import Document, SideLogUnavailable, SideTopic
+from equipoise.channel.core.side_log import Document, SideLogUnavailable, SideTopic, newest
 from equipoise.channel.log.open_log import is_in_memory, open_side_log
 from equipoise.spark_jobs.rules.rule import Finding
 
@@ -24,6 +21,10 @@ FINDINGS: Final = SideTopic(
     rows_max=100_000,  # Some 100 MB.
     lock_ms_max=5_000,  # A failed write ends the job. Brokers hold the lock for milliseconds.
 )
+
+REPEATED_MAX: Final = 1_000
+"""The newest findings among which those of a repeated batch are looked for. A batch seldom has as
+many. Further ones are published again, with the same key and bytes."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -47,12 +48,14 @@ class FindingsOut:
 
     def put(self, findings: Sequence[Finding]) -> None:
         """Write the findings of one batch, in order. After `SideLogUnavailable` none, some or all
-        of them may be written.
+        of them may be written; those of a repeated batch that are there are left out.
         """
-        if self._is_denied:
+        if self._is_denied or not findings:
             return
+        found = [Document(each.subject, each.to_bytes()) for each in findings]
         try:
-            self._findings.append([Document(each.subject, each.to_bytes()) for each in findings])
+            known = {(each.key, each.value) for each in newest(self._findings, REPEATED_MAX)}
+            self._findings.append([each for each in found if each not in known])
         except SideLogUnavailable as error:
             if not error.is_denied:
                 raise

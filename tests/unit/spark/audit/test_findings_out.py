@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,18 @@ FOUND = Finding(
 
 
 def test_a_document_is_the_finding(tmp_path: Path) -> None:
+    """A repeated batch is kept once."""
     url = f"sqlite:{tmp_path}/log"
     open_log(url).close()
     out = FindingsOut(url)
+    other = replace(FOUND, offsets=(4,))
     out.put([])
     out.put([FOUND])
+    FindingsOut(url).put([FOUND, other])
     assert f"in {tmp_path}/log.observations" == out.place
-    (kept,) = read_on(open_side_log(url, FINDINGS), 0)
-    assert (FOUND.subject, FOUND) == (kept.key, parse_finding(kept.value or b""))
+    kept = list(read_on(open_side_log(url, FINDINGS), 0))
+    assert [FOUND, other] == [parse_finding(each.value or b"") for each in kept]
+    assert {FOUND.subject} == {each.key for each in kept}
 
 
 @pytest.mark.parametrize("is_denied", [True, False])
