@@ -71,11 +71,6 @@ def test_a_cluster_without_load_or_brokers_is_level() -> None:
     assert [] == moves(broker("a"), broker("b"))
 
 
-def test_the_fullest_gives_to_the_emptiest() -> None:
-    """One move of the bundle that makes both equal is enough."""
-    assert [("a2", "c")] == moves(broker("a", 10, 40, 45), broker("b", 50), broker("c", 10))
-
-
 def test_a_new_broker_gets_its_share_although_no_broker_is_too_full() -> None:
     """An empty broker beside ten that are 10 % above the mean is filled from the fullest."""
     old = [broker(name, *(10.0,) * 11) for name in "abcdefghij"]
