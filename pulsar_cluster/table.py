@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import BundleName, namespace_in, parse_bundle
-from equipoise.pulsar_cluster.conflicts import Rejection, Storage, rejection_of
+from equipoise.pulsar_cluster.conflicts import Rejection, rejection_of
 from equipoise.pulsar_cluster.records import (
     IN_FLIGHT,
     OWNED,
@@ -49,9 +49,8 @@ class Table:
     -1 before the first.
     """
 
-    def __init__(self, storage: Storage = Storage.SYSTEM_TOPIC) -> None:
-        """Begin without bundles. `storage` chooses the rule for conflicts."""
-        self.storage = storage
+    def __init__(self) -> None:
+        """Begin without bundles."""
         self.bundles: dict[str, Message] = {}
         self.offset = -1
 
@@ -65,7 +64,7 @@ class Table:
         if message.problem:
             return StateChange(message, before, Rejection.UNREADABLE)
         held = None if before is None else before.record
-        rejection = rejection_of(held, message.record, self.storage)
+        rejection = rejection_of(held, message.record)
         if rejection is None:
             if message.record is None:
                 self.bundles.pop(message.bundle, None)
