@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from equipoise.brokers.pulsar import cluster_schemas
@@ -12,12 +10,10 @@ from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from tests.unit.pulsar.wire_client import (
-    NAMESPACE,
     TOPIC,
     Brokers,
     T,
     WireClient,
-    brokers,
     with_brokers,
 )
 
@@ -137,28 +133,6 @@ async def test_an_unknown_schema_is_answered(
 
     monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
     assert ServerError.MetadataError == (await found(client)).error_code
-
-
-async def test_schemas_over_http(tmp_path: Path) -> None:
-    path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
-
-    async with brokers(tmp_path, count=2) as running:
-        owner = running.owner_of()
-        assert 404 == (await owner.ask("GET", path))[0]
-        version = int.from_bytes(await producer(await owner.client(), 1, schema()), "big")
-        expected = {
-            "version": version,
-            "type": "JSON",
-            "timestamp": 0,
-            "data": OLD.decode(),
-            "properties": {},
-        }
-        other = running.other_than(owner)
-        for member in (other, owner):
-            assert [expected] * 2 == [
-                await member.get(each) for each in (path, f"{path}/{version}")
-            ]
-            assert 404 == (await member.ask("GET", f"{path}/17"))[0]
 
 
 def test_the_answer_of_another_broker_is_checked() -> None:

@@ -229,17 +229,6 @@ async def test_counts_of_clients_are_bounded(running: Brokers) -> None:
     await client.producer(2)
 
 
-@with_brokers(count=2)
-async def test_policies_survive_a_move(running: Brokers) -> None:
-    await put(running, "maxProducersPerTopic", 1)
-    source = running.owner_of()
-    destination = running.other_than(source)
-    await running.transfer(destination)
-    client = await destination.client()
-    await client.producer(1)
-    assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(2)))[0]
-
-
 @with_brokers()
 async def test_subscription_types_that_are_not_enabled_are_refused(running: Brokers) -> None:
     await put(running, "subscriptionTypesEnabled", ["Exclusive"])
