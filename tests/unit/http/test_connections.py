@@ -117,19 +117,19 @@ async def test_rejected_connections_make_no_room_for_others(broker: Broker) -> N
 @pytest.mark.parametrize(
     "said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"]
 )
-@with_cluster(http_idle_ms=IDLE_MS)
+@with_broker(http_idle_ms=IDLE_MS)
 async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(
-    brokers: Cluster, said: bytes
+    broker: Broker, said: bytes
 ) -> None:
-    caller = await Caller.to(brokers.brokers[0])
+    caller = await Caller.to(broker)
     caller.writer.write(said)
     assert b"" == await caller.is_over()
     caller.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_http_idle_ms_bounds_the_whole_head(brokers: Cluster) -> None:
-    caller = await Caller.to(brokers.brokers[0])
+@with_broker(http_idle_ms=IDLE_MS)
+async def test_http_idle_ms_bounds_the_whole_head(broker: Broker) -> None:
+    caller = await Caller.to(broker)
     over = asyncio.ensure_future(caller.is_over())
     caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
     while not over.done():
@@ -138,9 +138,9 @@ async def test_http_idle_ms_bounds_the_whole_head(brokers: Cluster) -> None:
     caller.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_connection_is_kept_for_http_idle_ms(brokers: Cluster) -> None:
-    caller = await Caller.to(brokers.brokers[0])
+@with_broker(http_idle_ms=IDLE_MS)
+async def test_a_connection_is_kept_for_http_idle_ms(broker: Broker) -> None:
+    caller = await Caller.to(broker)
     for _ in range(2):
         assert HTTPStatus.OK == (await caller.ask("/health"))[0]
     assert b"" == await caller.is_over()
@@ -170,9 +170,8 @@ async def test_polls_and_streams_are_not_idle(
     poll.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_caller_that_reads_no_answer_is_disconnected(brokers: Cluster) -> None:
-    broker = brokers.brokers[0]
+@with_broker(http_idle_ms=IDLE_MS)
+async def test_a_caller_that_reads_no_answer_is_disconnected(broker: Broker) -> None:
     caller = await Caller.to(broker, limit=1)
     try:
         while True:
@@ -278,8 +277,8 @@ async def test_a_client_of_another_port_is_told_apart(
     assert advice in line["problem"]
 
 
-@with_cluster()
-async def test_the_server_header_names_no_version(brokers: Cluster) -> None:
+@with_broker()
+async def test_the_server_header_names_no_version(broker: Broker) -> None:
     for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
-        answer = await brokers.brokers[0].get(path)
+        answer = await broker.get(path)
         assert "equipoise" == answer.headers["Server"]

@@ -8,7 +8,6 @@ import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -25,7 +24,7 @@ from equipoise.brokers.http.connections import Connection, Connections
 from equipoise.brokers.runtime import access
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Limit, of_role
-from tests.unit.http.cluster import Broker, Gate, cluster, told, with_broker
+from tests.unit.http.cluster import Broker, Gate, told, with_broker
 from tests.unit.http.test_connections import Caller
 from tests.unit.security.signing import SETTINGS, bearer, token
 
@@ -72,28 +71,27 @@ async def from_address(address: str, broker: Broker, path: str) -> int:
         return answer.status
 
 
+@with_broker(identity_requests_per_second_max=2)
 async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: Broker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, access.__name__)
-    async with cluster(tmp_path, identity_requests_per_second_max=2) as made:
-        (broker,) = made.brokers
-        statuses = [(await broker.get(TENANTS)).status for _ in range(4)]
-        assert [200] * 4 == statuses
-        refused = await broker.get(TENANTS)
-        assert (429, "TooManyRequests") == told(refused)
-        assert (
-            "address 127.0.0.1 sends more than 2 requests a second (setting"
-            " identity_requests_per_second_max)" in refused.reason
-        )
-        assert "1" == refused.headers["Retry-After"]
-        assert {200} == {(await broker.get(path)).status for path in ("/health", "/ready")}
-        # A header of the client does not change its address.
-        assert 429 == (await broker.ask("GET", TENANTS, headers={CALLED_FROM: "10.0.0.7"})).status
-        assert 200 == await from_address("127.0.0.2", broker, TENANTS)
-        assert 2 == exceeded(broker, Limit.REQUESTS)
-        clock.now_ms += 1_000 * int(refused.headers["Retry-After"])
-        assert 200 == (await broker.get(TENANTS)).status
+    statuses = [(await broker.get(TENANTS)).status for _ in range(4)]
+    assert [200] * 4 == statuses
+    refused = await broker.get(TENANTS)
+    assert (429, "TooManyRequests") == told(refused)
+    assert (
+        "address 127.0.0.1 sends more than 2 requests a second (setting"
+        " identity_requests_per_second_max)" in refused.reason
+    )
+    assert "1" == refused.headers["Retry-After"]
+    assert {200} == {(await broker.get(path)).status for path in ("/health", "/ready")}
+    # A header of the client does not change its address.
+    assert 429 == (await broker.ask("GET", TENANTS, headers={CALLED_FROM: "10.0.0.7"})).status
+    assert 200 == await from_address("127.0.0.2", broker, TENANTS)
+    assert 2 == exceeded(broker, Limit.REQUESTS)
+    clock.now_ms += 1_000 * int(refused.headers["Retry-After"])
+    assert 200 == (await broker.get(TENANTS)).status
     (line,) = [
         record.__dict__
         for record in caplog.records
