@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import Genesis, PolicyRecord, Reason
+from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
@@ -79,16 +81,22 @@ def set_policy(view: View, author: propose.Author) -> PolicyRecord:
     return propose.set_policy(author, view, name="p", document={"of": author.publisher})
 
 
-def rival(channel: Channel, log: MemoryLog) -> Meddle:
-    """Return another writer, which reads the log and sets the policy just before us."""
+def others(channel: Channel, log: MemoryLog, *acts: Callable[[], AnyRecord]) -> Meddle:
+    """Return what others do: they read the log, and append records that are accepted."""
 
     def meddle() -> None:
-        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
+        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=1_000):
             channel.put_bytes(entry.data)
-        channel.accept(set_policy(channel.view, channel.admin()))
-        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+        for act in acts:
+            channel.accept(act())
+            MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
 
     return meddle
+
+
+def rival(channel: Channel, log: MemoryLog) -> Meddle:
+    """Return another writer, which sets the policy just before us."""
+    return others(channel, log, lambda: set_policy(channel.view, channel.admin()))
 
 
 def test_a_lost_race_is_retried() -> None:
@@ -132,22 +140,17 @@ def test_a_deletion_skips_bundles_that_others_have_unloaded() -> None:
     channel.own("a")
     access, log = access_to(channel)
 
-    def let_go() -> None:
-        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
-            channel.put_bytes(entry.data)
-        channel.accept(propose.unload(channel.admin(), channel.bundle()))
-        channel.accept(propose.released(channel.author("a"), channel.bundle()))
-        MemoryLog.append(log, [data for _, data in channel.entries[-2:]], timeout_ms=0)
-
-    log.before_append = [lambda: None, let_go]
+    unloaded = others(
+        channel,
+        log,
+        lambda: propose.unload(channel.admin(), channel.bundle()),
+        lambda: propose.released(channel.author("a"), channel.bundle()),
+    )
+    log.before_append = [lambda: None, unloaded]
     told: list[str] = []
     # Deleting stands at 6, the others' records at 7 and 8, our late unload at 9.
-    assert (
-        10
-        == run(delete_namespace(ChannelPort(access), NAMESPACE, progress=told.append)).document[
-            "offset"
-        ]
-    )
+    answer = run(delete_namespace(ChannelPort(access), NAMESPACE, progress=told.append))
+    assert 10 == answer.document["offset"]
     assert ({}, 1) == (access.view.namespaces, len(told))
 
 
@@ -160,21 +163,16 @@ class Owner(MemoryLog):
     releasing_max = 0
 
     def wait(self, position: int, *, timeout_ms: int) -> bool:
-        if position <= self.end():
-            return True
-        for entry in self.read(self.channel.view.offset + 1, limit=10_000):
-            self.channel.put_bytes(entry.data)
-        releasing = [
-            bundle
-            for bundle in self.channel.view.bundles_of(NAMESPACE)
-            if bundle.phase == "unloading"
-        ]
-        self.releasing_max = max(self.releasing_max, len(releasing))
-        for bundle in releasing:
-            self.channel.accept(propose.released(self.channel.author("a"), bundle))
-        if releasing:
-            self.append([data for _, data in self.channel.entries[-len(releasing) :]], timeout_ms=0)
+        if position > self.end():
+            others(self.channel, self)()
+            bundles = self.channel.view.bundles_of(NAMESPACE)
+            releasing = [bundle for bundle in bundles if bundle.phase == "unloading"]
+            self.releasing_max = max(self.releasing_max, len(releasing))
+            others(self.channel, self, *(partial(self._released, each) for each in releasing))()
         return super().wait(position, timeout_ms=timeout_ms)
+
+    def _released(self, bundle: BundleEntry) -> AnyRecord:
+        return propose.released(self.channel.author("a"), bundle)
 
 
 def owned_by_a(log: MemoryLog, *, bundles: int) -> tuple[Access, Channel]:
@@ -209,12 +207,9 @@ def test_an_unload_of_all_skips_bundles_that_others_move() -> None:
     access, channel = owned_by_a(log, bundles=3)
     first, second, third = access.view.bundles_of(NAMESPACE)
 
-    def unload_second() -> None:
-        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
-            channel.put_bytes(entry.data)
-        channel.accept(propose.unload(channel.admin(), channel.view.bundles[second.name]))
-        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
-
+    unload_second = others(
+        channel, log, lambda: propose.unload(channel.admin(), channel.view.bundles[second.name])
+    )
     log.before_append = [lambda: None, unload_second]
     assert {first.name: 10, third.name: 13} == run(
         unload_all(ChannelPort(access), NAMESPACE, wait=False)
@@ -337,11 +332,10 @@ def test_a_broker_that_somebody_else_declared_dead_is_skipped(tmp_path: Path) ->
     channel = dead_broker(tmp_path)
     access, log = access_to(channel)
 
-    def other_is_quicker() -> None:
-        channel.die("a")
-        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
-
-    log.before_append = [other_is_quicker]
+    entry = channel.broker("a")
+    log.before_append = [
+        others(channel, log, lambda: propose.down(channel.admin(), entry, instance_id="a-1"))
+    ]
     assert () == declare_dead(access, tmp_path)
     assert ("down", 3) == (access.view.brokers["a"].status, channel.view.offset)
 
