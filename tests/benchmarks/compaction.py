@@ -25,7 +25,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
-from tests.benchmarks.figures import machine, percentile, print_line, single, summary
+from tests.benchmarks.figures import machine, print_line, single, summary
 from tests.channels.busy_channel import TIMEOUT_MS, WrittenChannel
 from tests.load.log_places import add_log_option, new_log
 
@@ -71,40 +71,27 @@ def appending(url: str) -> Iterator[Queue[Latencies]]:
         stop.set()
 
 
-def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
-    """Compact beside an appender; what it was like for both, and when each step was done, in
-    seconds.
-    """
-    done_at: dict[str, float] = {}
+def measured_compaction(log: Log) -> dict[str, object]:
+    """Compact beside an appender; what it was like for both."""
     retain = Retention(unit="offsets", amount=0)
     with appending(log.name) as results:
         time.sleep(ALONE_SECONDS)
-        began, began_cpu = time.monotonic(), time.process_time()
-        done = compact(
+        began = time.monotonic()
+        compact(
             log,
             retain=retain,
             timeout_ms=TIMEOUT_MS,
-            step=lambda name: done_at.update({str(name): round(time.monotonic() - began, 2)}),
             now_ms=lambda: time.time_ns() // 1_000_000 + AN_HOUR_MS,
         )
-        ended, cpu = time.monotonic(), time.process_time() - began_cpu
+        ended = time.monotonic()
     latencies = results.get()
     alone = [took for at, took in latencies if at < began]
     meanwhile = [took for at, took in latencies if began <= at < ended]
-    figures: dict[str, object] = {
+    return {
         "compact": single(ended - began, "s"),
-        "compact_cpu": single(cpu, "s"),
         "append_alone": summary(alone, "ms"),
         "append_meanwhile": summary(meanwhile, "ms"),
-        "append_meanwhile_max": {
-            "unit": "ms",
-            "median": round(percentile(sorted(meanwhile), 100), 1),
-            "repeats": len(meanwhile),
-        },
-        "rows": single(done.rows, "rows"),
-        "removed": single(done.start - done.start_before, "positions"),
     }
-    return figures, done_at
 
 
 def restore_and_tell(url: str, results: Queue[tuple[float, int]]) -> None:
@@ -143,8 +130,7 @@ def measure(url: str, *, records: int, keys: int) -> dict[str, object]:
     history = WrittenChannel(log, brokers=BROKERS, bundles=keys, namespaces=NAMESPACES)
     history.go_on(records - history.view.offset)
     print(f"compaction: {history.view.offset} records made", file=sys.stderr)
-    figures, steps = measured_compaction(log)
-    print(f"compaction: {steps}", file=sys.stderr)
+    figures = measured_compaction(log)
     end = log.end()
     history.view.offset = end
     history.go_on(TAIL)

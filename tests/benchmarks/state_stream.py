@@ -103,16 +103,13 @@ def write(path: Path, size_mib: int) -> None:
             file.write(noise)
 
 
-async def peak(processes: Sequence[Process], moving: asyncio.Task[None]) -> list[int]:
-    """Return how far the memory of each process rises while a move runs."""
-    before = [process.resident() for process in processes]
-    highest = list(before)
+async def peak(process: Process, moving: asyncio.Task[None]) -> int:
+    """Return how far the memory of a process rises while a move runs."""
+    before = highest = process.resident()
     while not moving.done():
-        highest = [
-            max(high, process.resident()) for high, process in zip(highest, processes, strict=True)
-        ]
+        highest = max(highest, process.resident())
         await asyncio.sleep(LOOK_S)
-    return [high - was for high, was in zip(highest, before, strict=True)]
+    return highest - before
 
 
 async def move(source: Process, destination: Process) -> None:
@@ -132,33 +129,24 @@ async def measure(folder: Path) -> dict[str, object]:
     source, destination = Process(log, folder / "a", first), Process(log, folder / "b", second)
     results: dict[str, object] = {}
     try:
-        await asyncio.wait_for(until_ready((source, destination)), READY_S)
-        if not source.files.path(BUNDLE).exists():
+        owner = await asyncio.wait_for(until_ready((source, destination)), READY_S)
+        if not owner.endswith(f":{source.port}"):
             source, destination = destination, source
         await source.line()
         for size_mib, moves in MOVES.items():
             write(source.files.path(BUNDLE), size_mib)
-            pauses, rates, at_source, at_destination = (
-                list[float](),
-                list[float](),
-                list[float](),
-                list[float](),
-            )
+            pauses, rises = list[float](), list[float]()
             for _ in range(moves):
                 # To replace a file, ext4 first writes the new one to the disk. Most next owners
                 # have no older file.
                 destination.files.path(BUNDLE).unlink(missing_ok=True)
-                asked = asyncio.create_task(moved(source, destination, pauses, rates, size_mib))
-                rises = await asyncio.wait_for(peak((source, destination), asked), MOVE_S)
+                asked = asyncio.create_task(moved(source, destination, pauses, size_mib))
+                rises.append(await asyncio.wait_for(peak(destination, asked), MOVE_S) / MIB)
                 await asked
-                at_source.append(rises[0] / MIB)
-                at_destination.append(rises[1] / MIB)
                 source, destination = destination, source
             results |= {
                 f"pause_{size_mib}_mib": summary(pauses, "ms"),
-                f"rate_{size_mib}_mib": summary(rates, "MiB/s"),
-                f"rss_rise_of_source_{size_mib}_mib": summary(at_source, "MiB"),
-                f"rss_rise_of_destination_{size_mib}_mib": summary(at_destination, "MiB"),
+                f"rss_rise_of_destination_{size_mib}_mib": summary(rises, "MiB"),
             }
     finally:
         source.kill()
@@ -166,21 +154,18 @@ async def measure(folder: Path) -> dict[str, object]:
     return results
 
 
-async def moved(
-    source: Process, destination: Process, pauses: list[float], rates: list[float], size_mib: int
-) -> None:
-    """Move the bundle. Note the pause, from close to open, and the rate of the open."""
+async def moved(source: Process, destination: Process, pauses: list[float], size_mib: int) -> None:
+    """Move the bundle. Note the pause, from close to open."""
     await move(source, destination)
     closed_ns, _ = await source.line()
-    began_ns, opened_ns = await destination.line()
+    _, opened_ns = await destination.line()
     pauses.append((opened_ns - closed_ns) / 1e6)
-    rates.append(size_mib / ((opened_ns - began_ns) / 1e9))
     sizes = [process.files.path(BUNDLE).stat().st_size for process in (source, destination)]
     assert [size_mib * MIB] * 2 == sizes, sizes
 
 
-async def until_ready(processes: Sequence[Process]) -> None:
-    """Wait until both are members, and one has opened the bundle."""
+async def until_ready(processes: Sequence[Process]) -> str:
+    """Wait until both are members. Return the address of the one that owns the bundle."""
     async with aiohttp.ClientSession() as http:
         for process in processes:
             # Another process has no event of ours.
@@ -190,9 +175,7 @@ async def until_ready(processes: Sequence[Process]) -> None:
             f"http://127.0.0.1:{processes[0].port}/lookup/v2/topic/non-persistent/{NAMESPACE}/key"
         ) as response:
             assert response.ok, await response.text()
-    # As above.
-    while not any(process.files.path(BUNDLE).exists() for process in processes):  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_S)
+            return str((await response.json())["httpUrl"])
 
 
 async def _is_ready(http: aiohttp.ClientSession, process: Process) -> bool:

@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +25,6 @@ from equipoise.brokers.balancing.splitting.auto_split import (
 )
 from equipoise.brokers.balancing.splitting.bundle_limits import (
     BundleLimits,
-    Measure,
     fault_of_bundle,
 )
 from equipoise.brokers.balancing.splitting.split_points import (
@@ -260,49 +258,6 @@ def test_under_a_constant_load_splits_and_merges_end(world: World) -> None:
         (min(low for low, _ in world.owners), max(high for _, high in world.owners))
     ]
     assert all(one[1] == other[0] for one, other in pairwise(sorted(world.owners)))
-
-
-class EachAlone(BundleLimits):
-    """A mutant: two bundles count as cold if each of them is."""
-
-    def fullest(self, *bundles: BundleTraffic) -> Measure:
-        """What the fuller of them uses most of."""
-        return max(
-            (super(EachAlone, self).fullest(bundle) for bundle in bundles),
-            key=lambda measure: measure.share,
-        )
-
-
-class NoSessions(BundleLimits):
-    """A mutant: merges ignore sessions."""
-
-    def fullest(self, *bundles: BundleTraffic) -> Measure:
-        """What they use most of, sessions left out."""
-        return super().fullest(*(replace(bundle, consumers=0) for bundle in bundles))
-
-
-@pytest.mark.parametrize("mutant", [EachAlone, NoSessions])
-def test_a_mutant_of_the_merge_rule_is_caught(mutant: type[BundleLimits]) -> None:
-    """With a mutant, a range is both made and cut."""
-    limits = mutant(**{name: getattr(LIMITS, name) for name in LIMITS.__dataclass_fields__})
-    messages, sessions = (600.0, 0) if mutant is EachAlone else (10.0, 30)
-    half = HASH_MAX // 2
-
-    def world(limits: BundleLimits) -> World:
-        return World(
-            topics=[
-                Topic(point=point, messages=messages, sessions=sessions)
-                for point in (10, half + 10)
-            ],
-            owners={(0, half): "a:1", (half, HASH_MAX): "a:1"},
-            algorithm=RANGE_EQUALLY_DIVIDE,
-            split=SplitSettings(limits=LIMITS, hits_threshold=1),
-            merge=MergeSettings(limits=limits, cold_ratio=0.9, hits_threshold=1, bundles_min=1),
-        )
-
-    come_to_rest(world(LIMITS))
-    with pytest.raises(AssertionError, match="made and cut"):
-        come_to_rest(world(limits))
 
 
 # --- whatever a report says ---

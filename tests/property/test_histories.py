@@ -201,12 +201,3 @@ def _same_but_for_the_beginning(row: Row, late: Row) -> None:
         name: late[name] for name in late if name not in unknown
     }
     assert {name for name in unknown if row[name] is not None} <= began
-
-
-def test_the_walks_reach_every_end() -> None:
-    emitted = [row for seed in range(4) for row in told(Walk(seed), 4 * RECORDS_MAX)[0]]
-    hows = {row["how"] for row in rows_of(emitted, Table.OWNERSHIP_INTERVALS)}
-    assert {"transferred", "unloaded", "died", "left", "split", "merged"} == hows
-    results = {row["result"] for row in rows_of(emitted, Table.TRANSFERS)}
-    ends = {"source_died", "source_left", "destination_died", "destination_left"}
-    assert {"done", "unloaded", "cancelled", *ends} == results

@@ -140,16 +140,3 @@ def test_a_figure_that_is_not_finite_is_read_as_nan(figure: float) -> None:
     """JSON has no such figure. NaN lets the reader name it."""
     sample = Sample(broker="a", at_ms=0, resources=Resources(cpu=Use(used=figure, limit=1)))
     assert math.isnan(decode_sample(encode_sample(sample)).resources.cpu.used)
-
-
-def test_a_report_of_the_previous_version_has_no_cpu_use() -> None:
-    """During an upgrade, brokers of both versions read each other's reports."""
-    sample = Sample(broker="a", at_ms=0, cpu_use=0.5, cpu_cost=7.0)
-    earlier = {
-        name: value
-        for name, value in json.loads(encode_sample(sample)).items()
-        if not name.startswith("cpu_")
-    }
-    assert replace(sample, cpu_use=None, cpu_cost=0.0) == decode_sample(
-        json.dumps(earlier).encode()
-    )

@@ -129,20 +129,6 @@ def test_too_many_bundles_for_the_slots_are_found(
     bundles.check(range(0, HASH_MAX, HASH_MAX // 97))
 
 
-def test_nine_lookups_in_ten_need_no_bisection() -> None:
-    """Where bundles are even, the slots tell of nine points in ten, after a doubling by splits as
-    well.
-    """
-    bundles = divided(even_boundaries(100))
-    for _ in range(2):
-        # At a boundary no slot tells, so that this lookup sees whether there are enough.
-        bundles.found(bundles.index.lows[1])
-        telling = sum(slot is not None for slot in bundles.index.slots)
-        assert telling >= 0.85 * len(bundles.index.slots)
-        for low in list(bundles.index.lows):
-            bundles.cut(low + 1_000_000)
-
-
 def test_slots_are_given_back() -> None:
     """When nearly all bundles have been merged away, the slots that they needed are gone."""
     bundles = divided(even_boundaries(256))

@@ -119,14 +119,6 @@ def test_what_is_a_bundle_name_is_the_only_spelling(text: str) -> None:
     assert text == bundle_name(*parsed)
 
 
-@given(namespace=NAMESPACES, ends=RANGES)
-def test_a_bundle_name_comes_back(namespace: str, ends: tuple[int, int]) -> None:
-    """A written name is read back as what it was written from, and so is its range alone."""
-    name = bundle_name(namespace, *ends)
-    assert (namespace, *ends) == parse_bundle(name)
-    assert ends == parse_range(name.removeprefix(f"{namespace}/"))
-
-
 @given(namespace=NAMESPACES, one=POINTS, other=POINTS)
 def test_a_range_that_does_not_rise_has_no_name(namespace: str, one: int, other: int) -> None:
     """The parser compares the ends as text, which agrees with comparing them as numbers."""
@@ -157,15 +149,6 @@ def test_even_bundles_cover_the_space_exactly_once(count: int) -> None:
     assert (count, HASH_MAX + 1) == (len(sizes), sum(sizes))
     assert sizes[:1] * (count - 1) == sizes[:-1]
     assert 0 <= sizes[-1] - sizes[0] < count
-
-
-@given(count=st.integers(1, 300), points=st.lists(POINTS, max_size=10))
-def test_every_point_lies_in_one_even_bundle(count: int, points: list[int]) -> None:
-    """No point lies in two bundles or in none, least of all around the boundaries."""
-    boundaries = even_boundaries(count)
-    ranges = list(pairwise(boundaries))
-    near = around(boundaries[:2]) + around(boundaries[-2:])
-    assert [] == [point for point in near + points if 1 != len(holding(ranges, point))]
 
 
 @given(ends=RANGES, cuts=st.lists(POINTS, max_size=4))
