@@ -18,7 +18,7 @@ from equipoise.brokers.pulsar.wire.errors import Violation
 
 
 class PulsarMetrics(Collector):
-    """The metrics of one server and its service. Collect them on the worker's loop."""
+    """The metrics of the connections and the service of one broker. Collect them on its loop."""
 
     def __init__(
         self, service: PulsarService, connections: Connections[Session], *, broker: str

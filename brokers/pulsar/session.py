@@ -1,7 +1,7 @@
-"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, producers
-and consumers.
+"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, messages,
+producers and consumers.
 
-`brokers.pulsar.answers` handles the client's requests.
+`brokers.pulsar.answers` handles all other requests of the client.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import TypeAdapter
@@ -28,12 +28,10 @@ from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import namespace_of, required_body_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
+from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX
-
-if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.server import Server
 
 _PROPERTY: Final = f"{NAMESPACE_PATH}/property/{{key}}"
 _PROPERTIES_BODY: Final = TypeAdapter[dict[str, str] | None](dict[str, str] | None)
