@@ -174,7 +174,7 @@ def _sample(document: object) -> Sample:
         cost=_figure(raw.get("cost"), "cost"),
         noise=_unless_null(raw, "noise"),
         cpu_use=_unless_null(raw, "cpu_use"),
-        cpu_cost=_unless_null(raw, "cpu_cost") or 0.0,
+        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         column=_column(raw),
         bundles=_bundles(raw),
         history=history,
@@ -202,7 +202,7 @@ def _summary(document: object) -> Summary:
         cost=_figure(raw.get("cost"), "cost"),
         noise=_unless_null(raw, "noise"),
         cpu_use=_unless_null(raw, "cpu_use"),
-        cpu_cost=_unless_null(raw, "cpu_cost") or 0.0,
+        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         column=_column(raw),
     )
 

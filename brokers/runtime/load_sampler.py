@@ -19,7 +19,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ServiceLoads:
     """The loads that services reported at `at_ms` of boot time, by bundle name."""
 
     at_ms: int
@@ -38,16 +38,16 @@ class LoadSampler:
         self._broker = broker
         self._clock = clock
         self._fresh_ms = fresh_ms
-        self._sample: Sample | None = None
+        self._sample: ServiceLoads | None = None
         self._logged: Mapping[int, str] = {}
 
-    def latest(self) -> Sample:
+    def latest(self) -> ServiceLoads:
         """Return the last sample if fresh, else a new one. Invalid reports are logged and left
         out.
         """
         now_ms = self._clock.now().boot_ms
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
-            self._sample = Sample(at_ms=now_ms, loads=self._take())
+            self._sample = ServiceLoads(at_ms=now_ms, loads=self._take())
         return self._sample
 
     def _take(self) -> Mapping[str, BundleLoad]:

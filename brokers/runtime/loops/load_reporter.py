@@ -26,7 +26,7 @@ from equipoise.brokers.load.sampling import (
 )
 from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
+from equipoise.brokers.runtime.load_sampler import ServiceLoads
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.shedder.load_reports import Sample
@@ -117,7 +117,7 @@ class LoadReporter:
 
     def _look(
         self,
-        services: ServiceSample,
+        services: ServiceLoads,
         open_bundles: tuple[str, ...],
         now: Instant,
         settings: BalancingSettings,
