@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 import aiohttp
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -188,17 +188,17 @@ class Demo:
                 self.summaries = await asyncio.to_thread(self.loads.latest)
             except PeerError:
                 self.summaries = ()
-            self.screen.live.update(self._table(), refresh=True)
+            self.screen.live.update(self._picture(), refresh=True)
             await asyncio.sleep(_DRAW_S)
 
-    def _table(self) -> Table:
+    def _picture(self) -> Group:
         view, used, leader = self.table.view, self.used, self.cluster.broker_ids[self.leader()]
         calls, now_s = self.callers.tally, self.screen.now_s
         producers = () if self.fleet is None else self.fleet.producers
         receipts = sum(producer.count(Event.RECEIPTED) for producer in producers)
         brokers = Table("broker", "status", "incarnation", "bundles", "in use", box=None)
-        brokers.title = (
-            f"{now_s:.1f} s: {calls.acknowledged} calls, longest pause"
+        headline = (
+            f"{now_s:6.1f} s  {calls.acknowledged} calls, longest pause"
             f" {calls.longest_pause_ms:.0f} ms; {receipts} messages with a receipt"
         )
         for broker in sorted(view.brokers.values(), key=lambda broker: broker.broker):
@@ -210,7 +210,7 @@ class Demo:
                 f"{used[broker.broker]:.0%}" if broker.broker in used else "",
                 style=None if broker.status == "up" else "yellow",
             )
-        return brokers
+        return Group(headline, brokers)
 
 
 async def comes_true(condition: Callable[[], bool], timeout_ms: int) -> bool:
