@@ -343,40 +343,6 @@ def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> No
     )
 
 
-def test_the_entries_about_tls_are_settings_of_a_broker(
-    log: str, conf: Path, tmp_path: Path
-) -> None:
-    """Empty ones are not set. A dry run of the balancer does without them."""
-    conf.write_text(
-        "tlsCertificateFilePath=/etc/b.pem\ntlsKeyFilePath=/etc/b.key\ntlsTrustCertsFilePath=\n",
-        encoding="iso-8859-1",
-    )
-    read = json.loads(run("balancing", "read", str(conf), "--json").stdout)
-    assert [{"tls_certificate": "/etc/b.pem"}, {"tls_key": "/etc/b.key"}] == [
-        entry["settings"] for entry in read["taken"]
-    ]
-    assert ["tlsTrustCertsFilePath"] == [entry["key"] for entry in read["without_meaning"]]
-    arguments = (
-        "broker",
-        "--data",
-        str(tmp_path / "b"),
-        "--broker-conf",
-        str(conf),
-        "--print-config",
-    )
-    document = json.loads(run(*arguments, log=log).stdout)
-    assert ("/etc/b.pem", "/etc/b.key", None) == (
-        document["tls_certificate"],
-        document["tls_key"],
-        document["tls_ca"],
-    )
-    conf.write_text("tlsRequireTrustedClientCertOnConnect=true\n", encoding="iso-8859-1")
-    refused = run(*arguments, log=log)
-    assert (
-        "tls_certificate: it is missing, but clients must present a certificate" in refused.stderr
-    )
-
-
 def config_of(printed: str) -> BalancingSettings:
     """The settings that a broker's configuration comes to, as `--print-config` prints it."""
     document = json.loads(printed)

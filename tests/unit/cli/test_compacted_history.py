@@ -18,7 +18,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.retention import Retention
 from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
-from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
+from tests.unit.cli.fabricated import owned_channel, run, write
 
 KEPT = Retention(unit="offsets", amount=6)
 RENEWALS = 5
@@ -84,11 +84,6 @@ def test_a_compacted_log_prints_what_the_whole_log_prints(
 ) -> None:
     result = run("channel", *command, log=log)
     assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
-
-
-def test_why_begins_where_the_log_does(log: str) -> None:
-    first, *_ = run("channel", "why", LEFT, log=log).stdout.splitlines()
-    assert "the history begins after offset 18: this log has no earlier records" == first
 
 
 def test_a_compacted_copy_is_shown_from_its_beginning(whole: str, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in
 from tests.load.loaded import uneven_channel
 from tests.unit.cli.fabricated import (
-    BY_THE_BOOK,
     LEFT,
     LEFT_RANGE,
     RIGHT,
@@ -273,22 +272,6 @@ def test_no_wait_returns_once_the_transfer_is_accepted(log: str) -> None:
     assert "transferring" == view_of(log).bundles[LEFT].phase
 
 
-def test_a_transfer_ends_at_the_deadline(log: str) -> None:
-    out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--timeout", "1")
-    assert (
-        "",
-        (
-            f"error: the transfer of {LEFT} to c did not happen within 1000 ms; ask again, it may"
-            " still happen\n"
-        ),
-        3,
-    ) == (
-        out,
-        error,
-        code,
-    )
-
-
 def test_a_cancelled_transfer_is_refused_with_the_reason(log: str) -> None:
     script: dict[Phase, Play] = {
         "transferring": lambda author, bundle: propose.cancel(
@@ -303,19 +286,6 @@ def test_a_cancelled_transfer_is_refused_with_the_reason(log: str) -> None:
         f" equipoise channel why {LEFT}\n"
     )
     assert ("", told, 1) == (out, error, code)
-
-
-def test_a_transfer_outlives_its_source(log: str) -> None:
-    script: dict[Phase, Play] = {
-        **BY_THE_BOOK,
-        "handing_over": lambda author, _: propose.left(author, view_of(log).brokers["a"]),
-    }
-    with Actors(log, script):
-        out, _, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
-    assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", 0) == (
-        out,
-        code,
-    )
 
 
 def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
@@ -479,20 +449,6 @@ def giving_up(view: View) -> AnyRecord | None:
         if bundle.phase == "free"
         else None
     )
-
-
-@pytest.mark.parametrize("destination", [(), ("-d", "c")])
-def test_an_unload_whose_destination_gives_the_bundle_up_is_refused(
-    destination: tuple[str, ...], log: str
-) -> None:
-    with Actors(log, also=giving_up):
-        out, error, code = unload(log, "--bundle", LEFT_RANGE, *destination)
-    told = (
-        f"error: the transfer of {LEFT} was cancelled: {LEFT} came back to a, token 16: c could not"
-        " open it: no disk; see equipoise"
-    )
-    assert ("", 1) == (out, code)
-    assert error.startswith(told)
 
 
 def test_an_unload_of_all_names_the_bundles_that_came_back(log: str) -> None:

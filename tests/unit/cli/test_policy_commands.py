@@ -313,20 +313,6 @@ def test_a_failure_domain_is_set_and_shown_with_its_source(log: str) -> None:
     assert 0 == policies(log, "delete", "failure-domain/rack")[2]
 
 
-def test_an_invalid_pin_is_refused(log: str) -> None:
-    for words, told in (
-        (
-            ("--namespace", NAMESPACE, "--range", "all", "--brokers", "b"),
-            "'all' is not a bundle range",
-        ),
-        (("--namespace", "tenant", "--brokers", "b"), "'tenant' is not a namespace"),
-        (("--namespace", NAMESPACE, "--brokers", "b c"), "brokers.0: "),
-    ):
-        _, error, code = policies(log, "pin", "y", *words)
-        assert (2, True) == (code, told in error), error
-    assert 11 == view_of(log).offset
-
-
 def test_a_policy_that_leaves_no_broker_is_refused(log: str) -> None:
     refused = "error: the policy isolation/x was not changed: "
     nobody_is_up = (
@@ -345,23 +331,6 @@ def test_a_policy_that_leaves_no_broker_is_refused(log: str) -> None:
     )
     view = view_of(log)
     assert (11, ISOLATION) == (view.offset, view.policies["isolation/x"].document)
-
-
-def test_a_policy_that_would_reserve_every_broker_is_refused(log: str) -> None:
-    """The refusal names a namespace that the policy is not about, so it says that the brokers would
-    be reserved.
-    """
-    told = (
-        "error: the policy isolation/new was not changed: it would reserve brokers for the"
-        f" namespaces that it names, and leave none for {NAMESPACE}, which it does not name; leave"
-        " at least one broker out of `primary`, or let `namespaces` match this one, too\n"
-    )
-    policies(log, "delete", "pin/y")
-    policies(log, "delete", "isolation/x")
-    assert ("", told, 1) == policies(
-        log, "set-isolation", "new", "--namespaces", "other/.*", "--primary", ".*"
-    )
-    assert {} == dict(view_of(log).policies)
 
 
 # --- what policies refuse ---
