@@ -60,8 +60,8 @@ _TOPICS_PATH: Final = "/admin/v2/non-persistent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A broker's answer."""
+class Reply:
+    """The answer of a broker over HTTP."""
 
     status: int
     text: str
@@ -132,7 +132,7 @@ def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
         yield broker, Deadline.after(timeout_ms=-(-remaining_ms // shares))
 
 
-def _document_of(broker: BrokerEntry, answer: Answer) -> object:
+def _document_of(broker: BrokerEntry, answer: Reply) -> object:
     """Return the document of an answer. Raise `CallerError` for a refusal, or `BrokerUnreachable`
     (not in doubt if nothing was started).
     """
@@ -217,7 +217,7 @@ def ask(
     body: object = None,
     deadline: Deadline,
     connected_by: Deadline | None = None,
-) -> Answer:
+) -> Reply:
     """Send one question or order to a broker's advertised address, and follow its redirects.
 
     Everything ends by `deadline`; a connection attempt also ends by `connected_by`. Raises
@@ -244,7 +244,7 @@ def ask_at(
     body: object = None,
     deadline: Deadline,
     connected_by: Deadline | None = None,
-) -> Answer:
+) -> Reply:
     """Ask a broker whose `address` is not from the log; see `ask`. Errors name it `broker`."""
     from http.client import HTTPException
 
@@ -366,7 +366,7 @@ def _problem(error: Exception, url: str) -> str:
 
 def _exchange(
     connection: HTTPConnection, method: str, url: str, data: bytes | None
-) -> tuple[Answer, str | None]:
+) -> tuple[Reply, str | None]:
     """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`,
     `ValueError`, or `PeerError` for a token.
     """
@@ -386,7 +386,7 @@ def _exchange(
             if response.status == HTTPStatus.TEMPORARY_REDIRECT
             else None
         )
-        return Answer(status=response.status, text=text), location
+        return Reply(status=response.status, text=text), location
 
 
 def _left_s(deadline: Deadline) -> float:
@@ -403,7 +403,7 @@ def _address(broker: BrokerEntry) -> str:
     return own_http(broker.joined.addresses) or ""
 
 
-def _message(answer: Answer) -> str:
+def _message(answer: Reply) -> str:
     """Return the message of an error without its JSON."""
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None

@@ -129,7 +129,7 @@ async def test_without_authentication_any_header_is_ignored(broker: Broker) -> N
 async def test_a_password_opens_all_paths_beside_tokens(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask() -> asking.Answer:
+    def ask() -> asking.Reply:
         return asking.ask_at(
             broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000)
         )

@@ -17,7 +17,7 @@ import pytest
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
 from equipoise.brokers.operations.asking import (
-    Answer,
+    Reply,
     ask,
     ask_any,
     order_any,
@@ -208,7 +208,7 @@ def test_a_redirect_is_followed() -> None:
         location = f"Location: {target.joined.addresses['http']}/partitions?n=1\r\n"
         with cluster(answering(307, headers=location)) as (access, _):
             (broker,) = access.view.live_brokers()
-            assert Answer(status=200, text="2") == ask(
+            assert Reply(status=200, text="2") == ask(
                 broker, "GET", "/partitions", deadline=access.deadline
             )
 
