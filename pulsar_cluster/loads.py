@@ -17,7 +17,7 @@ anew after some seconds.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -254,16 +254,22 @@ def weigh(
         )
         for broker, load in usable.items()
     }
-    gone = sorted({*reports.loads, *reports.top} - held.keys())
-    notes = [f"{broker} is gone: its load report does not count" for broker in gone]
-    notes += [
-        f"{subject}: {problem}"
-        for subject, problem in sorted(reports.problems.items())
-        if subject not in apart
-    ]
     return Weighed(
-        bundles=bundles, unknown=frozenset(unknown), loads=loads, apart=apart, notes=tuple(notes)
+        bundles=bundles,
+        unknown=frozenset(unknown),
+        loads=loads,
+        apart=apart,
+        notes=tuple(_left_out(reports, held.keys(), apart)),
     )
+
+
+def _left_out(reports: LoadReports, live: Collection[str], apart: Collection[str]) -> Iterator[str]:
+    """Yield what else does not count: reports of brokers that are gone, and unusable parts."""
+    for broker in sorted({*reports.loads, *reports.top}.difference(live)):
+        yield f"{broker} is gone: its load report does not count"
+    for subject, problem in sorted(reports.problems.items()):
+        if subject not in apart:
+            yield f"{subject}: {problem}"
 
 
 class _Rest(NamedTuple):
