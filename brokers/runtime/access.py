@@ -93,11 +93,11 @@ class Access:
     def _right_refused(
         self, surface: Surface, *, what: str, why: str, client: str, role: str
     ) -> None:
-        self._metrics.right_refused(surface)
+        self._metrics.access.right_refused(surface)
         self.audit.refused(surface, what=what, why=why, fault="forbidden", client=client, role=role)
 
     def _exceeded(self, surface: Surface, limit: Limit, identity: str) -> None:
-        self._metrics.limit_exceeded(surface, limit)
+        self._metrics.access.limit_exceeded(surface, limit)
         times = self._limit_lines[surface, limit].failed(self._clock.now().boot_ms)
         if times is not None:
             about = {
@@ -135,8 +135,8 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
     return Gate(
         proofs,
         broker=config.id,
-        counted=metrics.credentials_refused,
-        reload_failed=metrics.authentication_not_reloaded,
+        counted=metrics.access.credentials_refused,
+        reload_failed=metrics.access.not_reloaded,
     )
 
 

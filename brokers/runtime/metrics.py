@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -46,6 +46,8 @@ from equipoise.shedder.loads import Resources
 from equipoise.shedder.plan import Budget
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+LabelT = TypeVar("LabelT", bound=str)
 
 # From one hop of the log (half a millisecond) to the deadline of an admin call.
 _SECONDS: Final = (
@@ -131,6 +133,51 @@ class _Lean(CollectorRegistry):
             yield metric
 
 
+class _Maker:
+    """Makes the metrics of one broker. It resolves labels once, so each series starts at 0: one
+    that appears with its first event has no rate.
+    """
+
+    def __init__(self, registry: CollectorRegistry, broker: str) -> None:
+        self._registry = registry
+        self._broker = broker
+
+    def counter(self, name: str, text: str) -> Counter:
+        return self._counter(name, text).labels(self._broker)
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        return self._gauge(name, text).labels(self._broker)
+
+    def counters(
+        self, name: str, text: str, label: str, values: Iterable[LabelT]
+    ) -> Mapping[LabelT, Counter]:
+        """Return a counter for each value of a label."""
+        made = self._counter(name, text, label)
+        return {value: made.labels(self._broker, value) for value in values}
+
+    def counters_at(
+        self, name: str, text: str, label: str, values: Iterable[LabelT]
+    ) -> Mapping[tuple[Surface, LabelT], Counter]:
+        """Return a counter for each surface and value of a label."""
+        made = self._counter(name, text, "surface", label)
+        return {
+            (at, value): made.labels(self._broker, at, value) for value in values for at in Surface
+        }
+
+    def gauges(
+        self, name: str, text: str, label: str, values: Iterable[LabelT]
+    ) -> Mapping[LabelT, Gauge]:
+        """Return a gauge for each value of a label."""
+        made = self._gauge(name, text, label)
+        return {value: made.labels(self._broker, value) for value in values}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"equipoise_{name}", text, ("broker", *labels), registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"equipoise_{name}", text, ("broker", *labels), registry=self._registry)
+
+
 class Metrics:
     """The metrics of one worker, for use on its loop; each call costs a microsecond or two.
 
@@ -140,112 +187,69 @@ class Metrics:
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """`broker` labels every metric; `now_ns` is a clock that only rises."""
         self._now_ns = now_ns
+        self._broker = broker
         self.moves = Moves()
         self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"equipoise_{name}", text, ("broker", *labels), registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"equipoise_{name}", text, ("broker", *labels), registry=registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(
-                f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS
-            )
-
-        rejected = counter(
+        make = _Maker(registry, broker)
+        self._accepted = make.counter(
+            "records_accepted_total",
+            "Records of the channel that the fold accepted, since the start.",
+        )
+        self._rejected = make.counters(
             "records_rejected_total",
             "Records of the channel that the fold rejected, since the start.",
             "reason",
+            Reason,
         )
-        text = "Time that moves took in the whole cluster, as this broker reads them."
-        move = histogram("move_duration_seconds", text, "kind", "result")
-        in_flight = gauge(
-            "bundles_in_flight",
-            "Bundles of the whole cluster that are in a state other than owned.",
-            "state",
-        )
-        # Resolve labels once, so each series starts at 0: one that appears with its first event has
-        # no rate.
-        self._accepted = counter(
-            "records_accepted_total",
-            "Records of the channel that the fold accepted, since the start.",
-        ).labels(broker)
-        self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
         # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
         ProcessCollector(registry=registry)
+        move = Histogram(
+            "equipoise_move_duration_seconds",
+            "Time that moves took in the whole cluster, as this broker reads them.",
+            ("broker", "kind", "result"),
+            registry=registry,
+            buckets=_SECONDS,
+        )
         self._move = {
-            (kind, result): move.labels(broker, kind.value, result.value)
+            (kind, result): move.labels(broker, kind, result)
             for kind in MoveKind
             for result in MoveResult
         }
-        self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
-        self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
-        self._quarantined = gauge(
-            "bundles_quarantined", "Bundles of the whole cluster in quarantine."
-        ).labels(broker)
-        self._lease_left = gauge(
-            "lease_left_seconds", "Time that this broker may still serve without a renewal."
-        ).labels(broker)
-        self._lag = gauge(
-            "reader_lag_records", "Records on the log that this broker has not folded yet."
-        ).labels(broker)
+        text = "Bundles of the whole cluster that are in a state other than owned."
+        self._in_flight = make.gauges("bundles_in_flight", text, "state", _UNSETTLED)
+        self._owned = make.gauge("bundles_owned", "Bundles that this broker owns.")
+        text = "Bundles of the whole cluster in quarantine."
+        self._quarantined = make.gauge("bundles_quarantined", text)
+        text = "Time that this broker may still serve without a renewal."
+        self._lease_left = make.gauge("lease_left_seconds", text)
+        text = "Records on the log that this broker has not folded yet."
+        self._lag = make.gauge("reader_lag_records", text)
         text = "Time since this broker lost the channel; 0 while it has the channel."
-        self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)
-        text = (
+        self._channel_lost = make.gauge("channel_lost_seconds", text)
+        self._serving_on = Gauge(
+            "equipoise_bundles_serving_on",
             "Bundles that this broker serves past its lease while the channel is lost, because"
-            " their namespace allows it."
+            " their namespace allows it.",
+            ("broker", "namespace"),
+            registry=registry,
         )
-        self._serving_on = gauge("bundles_serving_on", text, "namespace")
-        self._log_available = gauge(
-            "log_available", "1 while the log can be read, 0 during an outage."
-        ).labels(broker)
-        self._resyncs = counter(
-            "reader_resyncs_total",
-            "Resyncs of this broker: records were truncated before it read them.",
-        ).labels(broker)
-        alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
-        self._alarms = {name: alarms.labels(broker, name.value) for name in AlarmName}
-        text = (
-            "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
-            " port."
-        )
-        refused = counter("authentications_refused_total", text, "surface", "reason")
-        self._refused = {
-            (at, fault): refused.labels(broker, at.value, fault.value)
-            for at in Surface
-            for fault in Fault
-        }
-        text = "Changed keys and users of authentication that could not be used."
-        self.authentication_not_reloaded = (
-            counter("authentication_reload_failures_total", text).labels(broker).inc
-        )
-        text = (
-            "Connections and requests of an identity that exceeded a limit, at HTTP and at the"
-            " Pulsar port."
-        )
-        exceeded = counter("limits_exceeded_total", text, "surface", "limit")
-        self._exceeded = {
-            (at, limit): exceeded.labels(broker, at.value, limit.value)
-            for at in Surface
-            for limit in Limit
-        }
-        text = "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port."
-        forbidden = counter("authorizations_refused_total", text, "surface")
-        self._forbidden = {at: forbidden.labels(broker, at.value) for at in Surface}
+        text = "1 while the log can be read, 0 during an outage."
+        self._log_available = make.gauge("log_available", text)
+        text = "Resyncs of this broker: records were truncated before it read them."
+        self._resyncs = make.counter("reader_resyncs_total", text)
+        text = "Alarms, which an operator must check, by name."
+        self._alarms = make.counters("alarms_total", text, "alarm", AlarmName)
         text = (
             "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
             " or received."
         )
-        streamed = counter("state_bytes_total", text, "direction")
-        self.state_sent = streamed.labels(broker, "sent").inc
-        self.state_received = streamed.labels(broker, "received").inc
-        self.compaction = CompactionMetrics(registry, broker=broker)
+        streamed = make.counters("state_bytes_total", text, "direction", ("sent", "received"))
+        self.state_sent, self.state_received = streamed["sent"].inc, streamed["received"].inc
+        self.access = AccessMetrics(make)
+        self.compaction = CompactionMetrics(make)
         self.balancing = BalancingMetrics(registry, broker=broker)
-        self._broker = broker
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[ObservedMove]:
         """Count one folded record and return the moves it ends. Ignore history (`live` false)."""
@@ -269,18 +273,6 @@ class Metrics:
     def alarm(self, name: AlarmName) -> None:
         """Count an alarm."""
         self._alarms[name].inc()
-
-    def credentials_refused(self, surface: Surface, fault: Fault) -> None:
-        """Count credentials that were refused."""
-        self._refused[surface, fault].inc()
-
-    def limit_exceeded(self, surface: Surface, limit: Limit) -> None:
-        """Count an excess of an identity."""
-        self._exceeded[surface, limit].inc()
-
-    def right_refused(self, surface: Surface) -> None:
-        """Count a request of a role without the right for it."""
-        self._forbidden[surface].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""
@@ -576,46 +568,65 @@ def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
     return family
 
 
+class AccessMetrics:
+    """Filled by `brokers.runtime.access`: what clients were refused."""
+
+    def __init__(self, make: _Maker) -> None:
+        text = (
+            "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
+            " port."
+        )
+        self._refused = make.counters_at("authentications_refused_total", text, "reason", Fault)
+        text = (
+            "Connections and requests of an identity that exceeded a limit, at HTTP and at the"
+            " Pulsar port."
+        )
+        self._exceeded = make.counters_at("limits_exceeded_total", text, "limit", Limit)
+        text = "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port."
+        self._forbidden = make.counters("authorizations_refused_total", text, "surface", Surface)
+        text = "Changed keys and users of authentication that could not be used."
+        self.not_reloaded = make.counter("authentication_reload_failures_total", text).inc
+
+    def credentials_refused(self, surface: Surface, fault: Fault) -> None:
+        """Count credentials that were refused."""
+        self._refused[surface, fault].inc()
+
+    def limit_exceeded(self, surface: Surface, limit: Limit) -> None:
+        """Count an excess of an identity."""
+        self._exceeded[surface, limit].inc()
+
+    def right_refused(self, surface: Surface) -> None:
+        """Count a request of a role without the right for it."""
+        self._forbidden[surface].inc()
+
+
 class CompactionMetrics:
     """Filled by `brokers.runtime.loops.compacting`; zeros at a broker that has not compacted."""
 
-    def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
+    def __init__(self, make: _Maker) -> None:
         self._ended_ns: int | None = None
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"equipoise_{name}", text, ("broker",), registry=registry).labels(broker)
-
-        self._horizon = gauge(
-            "compaction_horizon_offset",
-            "The offset up to which this broker has compacted the channel.",
-        )
-        self._duration = gauge(
-            "compaction_duration_seconds", "Duration of the last compaction by this broker."
-        )
-        self._uncompacted = gauge(
-            "uncompacted_records",
-            "Records folded since this broker's last compaction, or its start.",
-        )
-        self._archived = gauge(
-            "archive_archived_offset",
+        text = "The offset up to which this broker has compacted the channel."
+        self._horizon = make.gauge("compaction_horizon_offset", text)
+        text = "Duration of the last compaction by this broker."
+        self._duration = make.gauge("compaction_duration_seconds", text)
+        text = "Records folded since this broker's last compaction, or its start."
+        self._uncompacted = make.gauge("uncompacted_records", text)
+        text = (
             "The offset up to which every archive with a retention hold has read; 0 without"
-            " archives.",
+            " archives."
         )
-        self._lapsed = gauge(
-            "archive_holds_lapsed", "Archives whose retention holds are too old to count."
-        )
+        self._archived = make.gauge("archive_archived_offset", text)
+        text = "Archives whose retention holds are too old to count."
+        self._lapsed = make.gauge("archive_holds_lapsed", text)
         text = (
             "The offset of the first record in the last compaction whose time is ahead of the"
             " clock; 0 without one."
         )
-        self._ahead = gauge("log_clock_ahead_offset", text)
-        gauge(
-            "compaction_age_seconds", "Time since the last compaction by this broker."
-        ).set_function(self._age_s)
+        self._ahead = make.gauge("log_clock_ahead_offset", text)
+        text = "Time since the last compaction by this broker."
+        make.gauge("compaction_age_seconds", text).set_function(self._age_s)
         text = "Compactions by this broker that failed."
-        self._failures = Counter(
-            "equipoise_compaction_failures_total", text, ("broker",), registry=registry
-        ).labels(broker)
+        self._failures = make.counter("compaction_failures_total", text)
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:
         """Note a compaction that succeeded."""
