@@ -30,8 +30,7 @@ from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.http.rights import authorized
 from equipoise.brokers.runtime.listening import listen
-from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import TopicName
 
 BACKLOG: Final = 1_024

@@ -6,7 +6,7 @@ Theory of operation:
   aiohttp application.
 * It is therefore one route for aiohttp, and answers are cached by path. Before a cached answer is
   used, everything that it depends on is checked.
-* A lookup without an answer yet is held (`brokers.runtime.lookups`). Beyond the limit of held
+* A lookup without an answer yet is held (`brokers.runtime.worker`). Beyond the limit of held
   lookups the answer is 503.
 """
 
@@ -25,10 +25,9 @@ from aiohttp import web
 from equipoise.brokers.http.answers import JSON, text_answer
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import CHANNEL_LOST_MS, ready_view
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded, InvalidName
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash

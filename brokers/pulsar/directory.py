@@ -14,9 +14,8 @@ from equipoise.brokers.pulsar.topics.names import partitioned_name, partitions_i
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import pulsar_address
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.ranges import TopicName, topic_hash
 

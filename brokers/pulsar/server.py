@@ -25,9 +25,8 @@ from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
 from equipoise.brokers.pulsar.topics.names import PULSAR
 from equipoise.brokers.runtime.listening import listen
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import WorkerEnded
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import EquipoiseError
 
 _logger: Final = logging.getLogger(__name__)

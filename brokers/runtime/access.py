@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from pydantic import SecretStr
@@ -13,7 +14,7 @@ from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.config import WorkerConfig, installed_version
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.metrics import Metrics
@@ -109,6 +110,14 @@ class Access:
             _logger.warning(
                 "a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about
             )
+
+
+def installed_version() -> str:
+    """Return the installed version, which a broker publishes on joining; empty if not installed."""
+    try:
+        return version("equipoise")
+    except PackageNotFoundError:
+        return ""
 
 
 def profile_of(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:

@@ -27,7 +27,6 @@ from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.failures import RepeatedFailures
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.loops.balancing import Balancing, SettingsInForce
 from equipoise.brokers.runtime.loops.compacting import Compacting
 from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
@@ -37,7 +36,7 @@ from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.service import PEER, Service, http_address
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import (
     DeadlineExceeded,
     EquipoiseError,

@@ -4,11 +4,8 @@ touched here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self, get_args
@@ -23,12 +20,13 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, value_of, with_values
 from equipoise.brokers.errors import InvalidConfig, InvalidSetting, UnknownSetting
+from equipoise.brokers.runtime.hosts import is_any_address, is_host, is_ipv6, is_loopback
 from equipoise.brokers.security.limits import Bounds
 from equipoise.brokers.security.tls import TlsFiles
 from equipoise.channel.core.errors import CallerError
@@ -61,11 +59,6 @@ s, its clients 2 s, large handovers 2 s; the rest is for the end of the loop and
 
 SETTLE_MS_MAX: Final = 1_000
 """Longest delay of a move. A broker that ends waits for it, so it is part of `ENDING_MS`."""
-
-# Host, colon and port may be a broker's id: at most 255 characters.
-_match_host_name: Final = re.compile(
-    r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
-).fullmatch
 
 # The settings that say how clients prove who they are.
 _PROOFS: Final = ("token_secret_key", "token_public_key", "basic_passwords", "certificate_roles")
@@ -574,12 +567,7 @@ class WorkerConfig(BaseModel):
         try:
             config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
-            raise InvalidConfig(
-                problems=tuple(
-                    _described(detail["loc"], detail["type"], detail["msg"])
-                    for detail in error.errors()
-                )
-            ) from None
+            raise InvalidConfig(problems=tuple(map(_described, error.errors()))) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
         if problems:
             raise InvalidConfig(problems=tuple(problems))
@@ -615,19 +603,17 @@ class WorkerConfig(BaseModel):
     @property
     def authority(self) -> str:
         """HOST:PORT for clients. Valid once `http_port` is bound."""
-        host = self.advertised_host or self.host
-        return f"[{host}]:{self.http_port}" if _is_ipv6(host) else f"{host}:{self.http_port}"
+        return self._at(self.http_port)
 
     @property
     def pulsar_url(self) -> str:
         """The URL for Pulsar clients. Valid once `pulsar_port` is bound."""
-        host = self.advertised_host or self.host
         scheme = "pulsar" if self.tls_certificate is None else "pulsar+ssl"
-        return (
-            f"{scheme}://[{host}]:{self.pulsar_port}"
-            if _is_ipv6(host)
-            else f"{scheme}://{host}:{self.pulsar_port}"
-        )
+        return f"{scheme}://{self._at(self.pulsar_port)}"
+
+    def _at(self, port: int | None) -> str:
+        host = self.advertised_host or self.host
+        return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
 
     @property
     def id(self) -> str:
@@ -661,14 +647,6 @@ class WorkerConfig(BaseModel):
         )
 
 
-def installed_version() -> str:
-    """Return the installed version, which a broker publishes on joining; empty if not installed."""
-    try:
-        return version("equipoise")
-    except PackageNotFoundError:
-        return ""
-
-
 def _with_timing(values: object) -> object:
     """Add the missing durations of the kind of log."""
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
@@ -688,31 +666,26 @@ def _with_balancing(values: object) -> object:
     return {**plain, "balancing": {**values.get("balancing", {}), **dotted}} if dotted else plain
 
 
-def _described(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    setting = ".".join(str(part) for part in location)
-    problem = "there is no such setting" if kind == "extra_forbidden" else _as_requirement(message)
+def _described(error: ErrorDetails) -> str:
+    """Turn a problem of pydantic into a sentence about a setting: "NAME: it must be ..."."""
+    setting, message = ".".join(map(str, error["loc"])), error["msg"]
+    requirement = message.removeprefix("Input should be ")
+    problem = message if requirement == message else f"it must be {requirement}"
+    if error["type"] == "extra_forbidden":
+        problem = "there is no such setting"
     return f"{setting}: {problem}" if setting else problem
-
-
-def _as_requirement(message: str) -> str:
-    """Turn pydantic's message into the rest of a sentence about a setting: "it must be ..."."""
-    rest = message.removeprefix("Input should be ")
-    return message if rest == message else f"it must be {rest}"
 
 
 def _problems(config: WorkerConfig) -> Mapping[str, str]:
     """Return the problems by setting, where type and range are right."""
     problems = {}
-    if config.broker_id is not None:
+    for setting, check in (("broker_id", check_broker_id), ("retain", parse_retention)):
         try:
-            check_broker_id(config.broker_id)
+            if getattr(config, setting) is not None:
+                check(getattr(config, setting))
         except CallerError as error:
-            problems["broker_id"] = str(error)
-    try:
-        parse_retention(config.retain)
-    except CallerError as error:
-        problems["retain"] = str(error)
-    if not _is_host(config.host):
+            problems[setting] = str(error)
+    if not is_host(config.host):
         problems["host"] = f"{config.host!r} is neither an address nor a host name"
     elif not config.insecure and not config.is_secure and not is_loopback(config.host):
         problems["host"] = (
@@ -721,15 +694,15 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
             " `insecure` if the network itself keeps others out"
         )
     if config.advertised_host is None:
-        if _is_any_address(config.host):
+        if is_any_address(config.host):
             problems["advertised_host"] = (
                 f"{config.host} stands for all addresses; set the one that clients use"
             )
-    elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
+    elif not is_host(config.advertised_host) or is_any_address(config.advertised_host):
         problems["advertised_host"] = (
             f"{config.advertised_host!r} is not a host that clients can reach"
         )
-    invalid = next((name for name in config.http_hosts if not _is_host(name)), None)
+    invalid = next((name for name in config.http_hosts if not is_host(name)), None)
     if invalid is not None:
         problems["http_hosts"] = (
             f"{invalid!r} is neither an address nor a host name; a name has no port"
@@ -822,36 +795,3 @@ def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:
         except InvalidSetting as error:
             problems[setting] = f"it must be {error.expected}"
     return problems
-
-
-def _is_host(host: str) -> bool:
-    return _is_address(host) or _match_host_name(host) is not None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return "%" not in host  # The zone of a link-local address means nothing on another machine.
-
-
-def _is_ipv6(host: str) -> bool:
-    return _is_address(host) and isinstance(ip_address(host), IPv6Address)
-
-
-def is_loopback(host: str | None) -> bool:
-    """Return whether only programs of this machine can reach a host: a loopback address, or the
-    name `localhost`.
-    """
-    if host is None:
-        return False
-    return (
-        ip_address(host).is_loopback
-        if _is_address(host)
-        else host.rstrip(".").lower() == "localhost"
-    )
-
-
-def _is_any_address(host: str) -> bool:
-    return _is_address(host) and ip_address(host).is_unspecified

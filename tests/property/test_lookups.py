@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.runtime.worker import Lookups
 from equipoise.channel.core.ranges import parse_topic, topic_hash
 from tests.unit.pulsar.wire_client import NAMESPACE, Brokers, Member, brokers
 

@@ -25,9 +25,8 @@ from equipoise.brokers.pulsar.topics.names import (
     not_stored,
     served_topic,
 )
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import pulsar_address
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
 # aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both

@@ -18,9 +18,8 @@ from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PARTITIONS_MAX, partitions_in
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import own_http
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 

@@ -25,10 +25,11 @@ from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected, address_taken
 from equipoise.brokers.runtime.broker import Broker
-from equipoise.brokers.runtime.config import WorkerConfig, is_loopback
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ByKey
 from equipoise.brokers.runtime.embedding.mounted import MountedHttp
 from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
+from equipoise.brokers.runtime.hosts import is_loopback
 from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
 from equipoise.brokers.runtime.worker import Worker as Host

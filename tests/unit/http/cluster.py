@@ -23,9 +23,8 @@ from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.app import make_app, served
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline

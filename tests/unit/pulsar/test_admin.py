@@ -16,8 +16,8 @@ from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Ownership
+from equipoise.brokers.runtime.worker import Lookups
 from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.docs.openapi import operations
 from tests.unit.cli.fabricated import run as command

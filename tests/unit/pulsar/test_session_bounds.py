@@ -20,7 +20,7 @@ from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
-from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.worker import Lookups
 from tests.pulsar.pulsar_speech import frame_of, ping, producer
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served

@@ -23,7 +23,7 @@ from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
-from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.worker import Lookups
 from tests.pulsar.pulsar_speech import close_producer, connect, entry, ping, producer, send
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
