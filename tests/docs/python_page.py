@@ -185,11 +185,11 @@ def errors_of(call: Call) -> tuple[str, ...]:
 
 
 def signature(call: Call) -> str:
-    """Return how a call is written, as a code block, with annotations as the source has them."""
+    """Return how a call is written, as code, with annotations as the source has them."""
     whole = inspect.signature(call.called)
     shown = f"{call.kind} {call.name.rpartition('.')[2]}"
     if call.kind == "property":
-        return f"```text\n{shown}: {whole.return_annotation}\n```"
+        return f"`{shown}: {whole.return_annotation}`"
     made = (
         {
             each.name: each.default_factory()
@@ -214,7 +214,7 @@ def signature(call: Call) -> str:
         if first is not None:
             lines.insert(first, "*")
         text = f"{shown}(\n" + "".join(f"    {line},\n" for line in lines) + f"){returns}"
-    return f"```text\n{text}\n```"
+    return f"```text\n{text}\n```" if "\n" in text else f"`{text}`"
 
 
 def anchor(name: str) -> str:
