@@ -216,16 +216,8 @@ def weigh(
         if abs(now_ms - each.published_ms) <= age_ms_max
     }
     rests = {
-        broker: _rest(
-            load,
-            reports.top.get(broker, ()),
-            reports.faulty_of(broker)
-            | {
-                bundle
-                for bundle, _ in held[broker]
-                if bundle in with_policies or is_of_system(bundle)
-            },
-            is_full=reports.length_of(broker) >= bundles_max,
+        broker: _rest_of(
+            broker, load, held[broker], reports, bundles_max=bundles_max, unnamed=with_policies
         )
         for broker, load in usable.items()
     }
@@ -286,6 +278,25 @@ class _Rest(NamedTuple):
     def traffic_of(self, bundle: str) -> Traffic:
         """Return the traffic of a bundle that the report does not name."""
         return self.each if self.is_full or bundle in self.nameless else Traffic()
+
+
+def _rest_of(
+    broker: str,
+    load: BrokerLoad,
+    held: Collection[HeldBundle],
+    reports: LoadReports,
+    *,
+    bundles_max: int,
+    unnamed: Collection[str],
+) -> _Rest:
+    """Return the rest of a broker's report. It never names bundles in `unnamed`."""
+    nameless = {bundle for bundle, _ in held if bundle in unnamed or is_of_system(bundle)}
+    return _rest(
+        load,
+        reports.top.get(broker, ()),
+        reports.faulty_of(broker) | nameless,
+        is_full=reports.length_of(broker) >= bundles_max,
+    )
 
 
 def _rest(
