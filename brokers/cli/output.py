@@ -125,6 +125,25 @@ def print_tables(tables: Iterable[tuple[str, Sequence[Row], Sequence[str]]]) -> 
         FOR_PEOPLE.print_rows(rows, columns=columns, nothing=f"no {name}")
 
 
+class DatedPage:
+    """Prints entries, one after another. A line with the date stands above the first of each
+    day.
+    """
+
+    def __init__(self) -> None:
+        self._day = ""
+
+    def show(self, offset: int, time: str, text: Sequence[str], *, color: str | None) -> None:
+        """Print an entry: its offset, its local time with milliseconds or "", and lines of text."""
+        day, _, time_of_day = time.partition(" ")
+        if day not in ("", self._day):
+            self._day = day
+            print_line(day)
+        print_line(f"{offset}  {time_of_day:{len('12:34:56.789')}}  {text[0]}", color=color)
+        for line in text[1:]:
+            print_line(f"    {line}")
+
+
 def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
     """Print a table fitted to the terminal, or one row per line without a terminal."""
     from rich.console import Console

@@ -18,7 +18,14 @@ import typer
 from equipoise.brokers.cli.differences import difference_of, print_difference
 from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, local_time, moment
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import FOR_PEOPLE, print_json, print_line, print_tables, progress
+from equipoise.brokers.cli.output import (
+    FOR_PEOPLE,
+    DatedPage,
+    print_json,
+    print_line,
+    print_tables,
+    progress,
+)
 from equipoise.brokers.cli.pulsar_apply_commands import apply
 from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.brokers.cli.pulsar_plan_commands import plan
@@ -324,13 +331,11 @@ def _print_if_unknown(offset: int, oldest: Message | None) -> None:
 
 
 class _Page:
-    """Prints changes, one after another. A line with the date stands above the first one of each
-    day.
-    """
+    """Prints changes with their descriptions, one after another."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._day = ""
+        self._page = DatedPage()
 
     def show(self, change: StateChange, text: list[str], writers: Writers) -> None:
         """Print a change with its description."""
@@ -342,15 +347,9 @@ class _Page:
         color = (
             None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
         )
-        day, _, time_of_day = local_time(
-            change.message.published_ms, precision="milliseconds"
-        ).partition(" ")
-        if day not in ("", self._day):
-            self._day = day
-            print_line(day)
-        print_line(f"{change.message.offset}  {time_of_day:12}  {text[0]}", color=color)
-        for line in text[1:]:
-            print_line(f"    {line}")
+        message = change.message
+        time = local_time(message.published_ms, precision="milliseconds")
+        self._page.show(message.offset, time, text, color=color)
 
 
 def _as_json(result: Result) -> dict[str, object]:

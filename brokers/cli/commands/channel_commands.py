@@ -19,7 +19,7 @@ from equipoise.brokers.cli.commands.log_commands import acls, compact, copy, ver
 from equipoise.brokers.cli.moments import TimeCommand, time_of
 from equipoise.brokers.cli.options import Channel
 from equipoise.brokers.cli.outcome import group, print_error
-from equipoise.brokers.cli.output import FOR_PEOPLE, print_json, print_line
+from equipoise.brokers.cli.output import FOR_PEOPLE, DatedPage, print_json, print_line
 from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
@@ -156,7 +156,10 @@ def show(offset: OffsetArgument, *, channel: Channel) -> None:
     if channel.as_json:
         print_json(as_document(folded, [*text, *changes]))
         return
-    _Page(as_json=False, times=False).show(folded, text)
+    first, *others = text
+    print_line(f"{folded.offset}  {first}", color=_color_of(folded))
+    for line in others:
+        print_line(f"    {line}")
     fields = as_document(folded, ())["record"]
     if isinstance(fields, dict):
         FOR_PEOPLE.print_document(_readable(fields, names) | {"time": time_of(folded)})
@@ -244,40 +247,26 @@ app.command("acls")(acls)
 
 
 class _Page:
-    """Prints records, one after another. A line with the date stands above the first record of each
-    day.
-    """
+    """Prints records with their descriptions, one after another."""
 
-    def __init__(self, *, as_json: bool, times: bool = True) -> None:
-        """`times` adds each record's own time of day."""
+    def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._has_times = times
-        self._day = ""
+        self._page = DatedPage()
 
     def show(self, folded: Folded, text: list[str]) -> None:
         """Print a record with its description."""
         if self._as_json:
             print_json(as_document(folded, text))
-            return
-        reason = folded.verdict.reason
-        # A lost race is normal. Other rejections need attention.
-        color = (
-            None
-            if reason is None
-            else typer.colors.YELLOW
-            if reason in QUIET_REASONS
-            else typer.colors.RED
-        )
-        time = ""
-        if self._has_times:
-            day, _, time = time_of(folded).partition(" ")
-            if day not in ("", self._day):
-                self._day = day
-                print_line(day)
-            time = f"{time:{len('12:34:56.789')}}  "
-        print_line(f"{folded.offset}  {time}{text[0]}", color=color)
-        for line in text[1:]:
-            print_line(f"    {line}")
+        else:
+            self._page.show(folded.offset, time_of(folded), text, color=_color_of(folded))
+
+
+def _color_of(folded: Folded) -> str | None:
+    reason = folded.verdict.reason
+    if reason is None:
+        return None
+    # A lost race is normal. Other rejections need attention.
+    return typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
 
 
 def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
