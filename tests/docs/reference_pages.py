@@ -54,7 +54,7 @@ COMMON: Final = {
 """The options that docs/reference/cli.md describes once for all commands."""
 
 SHARED_BY: Final = 3
-"""What so many commands or tables have is described once."""
+"""What so many tables have is described once."""
 
 OWNER, SOURCE = 1, 2
 
@@ -436,7 +436,10 @@ def commands_page() -> str:
         for parameter in parameters
         if parameter.opts[0].startswith("-")
     )
-    shared = {line for line, times in uses.items() if times >= SHARED_BY}
+    meanings = Counter(line.split("`")[1] for line in uses)
+    shared = {
+        line for line, times in uses.items() if times > 1 and meanings[line.split("`")[1]] == 1
+    }
     parts = [
         "# Commands and options",
         WRITTEN_BY,
