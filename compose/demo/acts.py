@@ -22,8 +22,8 @@ from equipoise.brokers.decision_log import newest_decisions
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from tests.load import operator
-from tests.load.operator import CPU_ONLY, Move
+from tests.load import admin_requests
+from tests.load.admin_requests import CPU_ONLY, Move
 
 Act = Callable[[Demo], Awaitable[None]]
 
@@ -114,7 +114,7 @@ async def drain(demo: Demo) -> None:
     broker, incarnation = demo.cluster.broker_ids[number], demo.incarnation(number)
     bundles = demo.table.view.held_count(incarnation)
     demo.say(f"{broker} drains: its {bundles} bundles move away, and it takes no new ones")
-    problem = await operator.drain(demo.http, demo.cluster.addresses[number])
+    problem = await admin_requests.drain(demo.http, demo.cluster.addresses[number])
     if problem is not None:
         demo.say(f"{broker} does not drain: {problem}")
     await demo.settled(without=incarnation)
@@ -228,7 +228,7 @@ async def even_out(demo: Demo) -> None:
     )
     for bundle in elsewhere:
         move = Move(kind=MoveKind.TRANSFER, bundle=bundle, to=loaded)
-        await operator.make(demo.http, address, move)
+        await admin_requests.make(demo.http, address, move)
     await comes_true(lambda: demo.deviation > _UNEVEN, _SEEN_MS)
     demo.say(f"their processors are in use by {demo.use}; `equipoise plan` shows what would move:")
     demo.screen.quote(await asyncio.to_thread(_plan, demo.cluster.log_url))
@@ -279,7 +279,7 @@ async def split_hot_bundles(demo: Demo) -> None:
 
 
 async def _set(demo: Demo, changes: Changes) -> None:
-    made = await asyncio.to_thread(operator.tune, demo.cluster.log_url, changes)
+    made = await asyncio.to_thread(admin_requests.tune, demo.cluster.log_url, changes)
     demo.say(f"set on the channel: {'; '.join(made)}")
 
 

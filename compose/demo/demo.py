@@ -28,7 +28,7 @@ from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.callers import CallerProcess
 from tests.load.cluster import settle
 from tests.pulsar.clients import Event
@@ -150,12 +150,12 @@ class Demo:
         Return the milliseconds that it took, None if it could not be done.
         """
         namespace = next(self.turns)
-        move = operator.choose(kind, self.table.view, namespace, self.random)
+        move = admin_requests.choose(kind, self.table.view, namespace, self.random)
         if move is None:
             self.say(f"{kind} in {namespace}: no bundle allows it now")
             return None
         began_s = self.screen.now_s
-        problem = await operator.make(self.http, self.cluster.addresses[self.leader()], move)
+        problem = await admin_requests.make(self.http, self.cluster.addresses[self.leader()], move)
         if problem is not None:
             self.say(f"{move.text}: {problem}")
             return None

@@ -19,7 +19,7 @@ from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.inspect.findings import Findings
 from equipoise.channel.system.stop_signals import stop_event
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.callers import CallerProcess, Plan, stubborn, uneven
 from tests.load.cluster import create_namespace, running
 from tests.load.stress import verified
@@ -34,7 +34,7 @@ _SERVICES: Final = {COUNTERS: "counter", MESSAGES: "pulsar"}
 _SETTINGS: Final[Mapping[str, str | int]] = {
     # Quick enough to watch. The default of 5 s suits clusters that live longer than a minute.
     "balance_interval_ms": 2_000,
-    "cpu_cores": operator.CORES,
+    "cpu_cores": admin_requests.CORES,
     # All clients are threads of one Python program, and Python lets a thread wait 5 ms for another.
     # By default, brokers wait 2 ms.
     "pulsar_settle_ms": 20,
@@ -142,7 +142,7 @@ async def _demo(
         created = [f"{namespace} with {count} bundles" for namespace, count in bundles.items()]
         demo.say(f"the brokers share {' and '.join(created)}")
         await demo.settled()
-        await asyncio.to_thread(operator.tune, cluster.log_url, operator.QUICK)
+        await asyncio.to_thread(admin_requests.tune, cluster.log_url, admin_requests.QUICK)
         parts.callback(table.listen(demo.folded))
         parts.callback(asyncio.ensure_future(demo.keep_drawing()).cancel)
         await parts.enter_async_context(demo.callers)

@@ -24,9 +24,9 @@ from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.cluster import READY_MS, counters, running, settle
-from tests.load.operator import Move
 
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
@@ -102,7 +102,7 @@ class Bench:
 
         async def make_some() -> None:
             for move in waiting:
-                problem = await operator.make(self.http, self.cluster.addresses[0], move)
+                problem = await admin_requests.make(self.http, self.cluster.addresses[0], move)
                 assert problem is None, problem
 
         await asyncio.gather(*(make_some() for _ in range(MOVES_AT_ONCE)))

@@ -30,10 +30,10 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
 from tests.benchmarks.figures import machine, print_line, summary
+from tests.load.admin_requests import CORES, QUICK, tune
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import BY_USE, counters, running
 from tests.load.log_places import LogKind, add_log_option, new_log
-from tests.load.operator import CORES, QUICK, tune
 from tests.load.verdicts import check_calls
 
 NAMESPACE: Final = "bench/joining"

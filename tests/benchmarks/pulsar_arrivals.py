@@ -27,10 +27,10 @@ from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, single
 from tests.benchmarks.pulsar_load import spread
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.cluster import running
 from tests.load.log_places import LogKind, add_log_option, new_log
-from tests.load.operator import Move
 from tests.unit.pulsar.wire_client import T, WireClient
 
 NAMESPACE: Final = "bench/arrivals"
@@ -132,7 +132,7 @@ async def measured(directory: Path, log_kind: LogKind, log_url: str) -> dict[str
             ]
             move = Move(kind=MoveKind.TRANSFER, bundle=_bundle(table), to=_next(cluster, table))
             came, problem = await asyncio.gather(
-                asyncio.gather(*coming), operator.make(http, cluster.addresses[0], move)
+                asyncio.gather(*coming), admin_requests.make(http, cluster.addresses[0], move)
             )
             assert problem is None, problem
             found += came

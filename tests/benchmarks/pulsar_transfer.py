@@ -26,10 +26,10 @@ from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import resident_bytes
 from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.cluster import running
 from tests.load.log_places import LogKind, add_log_option, new_log
-from tests.load.operator import Move
 from tests.pulsar.clients import Consuming, Producing, Type
 
 NAMESPACE: Final = "bench/pulsar"
@@ -89,7 +89,7 @@ class Bench:
         began_ns = time.monotonic_ns()
         if kind is not Kind.CONTROL:
             to = self._next(bundle.name) if kind is Kind.TRANSFER else None
-            problem = await operator.make(
+            problem = await admin_requests.make(
                 self.http,
                 self.cluster.addresses[0],
                 Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=to),

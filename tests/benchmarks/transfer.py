@@ -29,11 +29,11 @@ from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import machine, percentile, print_line, single, summary
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running, settle
 from tests.load.log_places import add_log_option, new_log
-from tests.load.operator import Move
 from tests.load.verdicts import check_calls
 from tests.tls.authority import Authority
 
@@ -77,7 +77,7 @@ class Bench:
         """Make a move, or none, and let some time pass."""
         began_ns = boot_ns()
         if move is not None:
-            problem = await operator.make(self.http, self.cluster.addresses[0], move)
+            problem = await admin_requests.make(self.http, self.cluster.addresses[0], move)
             assert problem is None, problem
         await asyncio.sleep(WINDOW_S + SETTLE_S - (boot_ns() - began_ns) / 1e9)
         return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9))

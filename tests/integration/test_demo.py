@@ -14,7 +14,7 @@ from compose.demo.play import play
 from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, document_of
 from equipoise.brokers.operations.access import opened
 from tests.kafka.fixtures import OwnKafka
-from tests.load.operator import QUICK
+from tests.load.admin_requests import QUICK
 
 pytestmark = pytest.mark.integration
 

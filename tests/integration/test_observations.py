@@ -36,7 +36,7 @@ from equipoise.spark_jobs.rules.facts import Fact, subject
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.rules.serving import Holder, Serving, check_serving, follow_holder
 from equipoise.spark_jobs.sequence.loads import load_rows
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.cluster import counters, running, settle
 
 pytestmark = pytest.mark.integration
@@ -145,8 +145,10 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
         cluster.resume(index)
         await until(lambda: incarnation(table.view, cluster.broker_ids[index]) > paused)
         (bundle,) = [one for one in table.view.bundles_of(NAMESPACE) if one.owner is not None][:1]
-        to = operator.Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
-        await operator.make(http, cluster.addresses[0], to)
+        to = admin_requests.Move(
+            kind=MoveKind.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2]
+        )
+        await admin_requests.make(http, cluster.addresses[0], to)
         killed = incarnation(table.view, cluster.broker_ids[2])
         await asyncio.to_thread(cluster.kill, 2)
         await settle(cluster, table, NAMESPACE, without=killed)
@@ -172,10 +174,10 @@ async def moved(
     """Make moves one after the other. A merge may need a transfer first."""
     random = Random(5)
     for deed in deeds:
-        move = operator.choose(deed, table.view, NAMESPACE, random)
+        move = admin_requests.choose(deed, table.view, NAMESPACE, random)
         assert move is not None
         deadline = Deadline.after(timeout_ms=60_000)
-        while (problem := await operator.make(http, cluster.addresses[0], move)) is not None:
+        while (problem := await admin_requests.make(http, cluster.addresses[0], move)) is not None:
             assert "it is assigning, not owned" in problem, problem
             deadline.check("the first broker reading what the table has read")
             await asyncio.sleep(0.05)

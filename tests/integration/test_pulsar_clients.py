@@ -15,8 +15,8 @@ import orjson
 import pytest
 
 from equipoise.brokers.balancing.moves import MoveKind
+from tests.load.admin_requests import Move
 from tests.load.cluster import settle
-from tests.load.operator import Move
 from tests.pulsar.admin_tool import admin_tool
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet

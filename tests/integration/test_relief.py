@@ -19,9 +19,9 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
+from tests.load.admin_requests import QUICK, tune
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running
-from tests.load.operator import QUICK, tune
 from tests.load.verdicts import check_calls
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

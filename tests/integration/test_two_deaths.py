@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from equipoise.brokers.local.local_cluster import LocalCluster
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.cluster import counters, running
 from tests.repeats import times
 
@@ -32,6 +32,6 @@ async def test_all_bundles_have_owners_after_two_deaths(_repetition: int, tmp_pa
         await asyncio.sleep(BETWEEN_S)
         last = table.view.brokers[cluster.broker_ids[3]].incarnation
         cluster.kill(3)
-        await operator.settled(table, NAMESPACE, without=last, timeout_ms=OWNED_WITHIN_MS)
+        await admin_requests.settled(table, NAMESPACE, without=last, timeout_ms=OWNED_WITHIN_MS)
         # What goes into quarantine does so when the second death is known.
         assert not any(key.startswith("quarantine/") for key in table.view.policies)

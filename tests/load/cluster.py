@@ -14,14 +14,14 @@ from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.log_places import settled_ms
 
 READY_MS: Final = 90_000
 """How long a broker's start may take: seconds, but for a machine that is busy with all this."""
 
 BY_USE: Final[Changes] = {
-    **operator.CPU_ONLY,
+    **admin_requests.CPU_ONLY,
     "balancing.shedder": "TransferShedder",
     "transfer.target_deviation": "0.06",
     "transfer.hit_count_threshold": 1,
@@ -89,7 +89,7 @@ async def settle(
     """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises
     `DeadlineExceeded`.
     """
-    await operator.settled(
+    await admin_requests.settled(
         table, namespace, without=without, timeout_ms=settled_ms(cluster.log_url)
     )
 
@@ -97,7 +97,7 @@ async def settle(
 async def create_namespace(
     http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int
 ) -> None:
-    problem = await operator.create_namespace(
+    problem = await admin_requests.create_namespace(
         http, cluster.addresses[0], namespace, bundles=bundles
     )
     assert problem is None, problem

@@ -28,7 +28,7 @@ from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from tests.load import operator
+from tests.load import admin_requests
 from tests.load.callers import CallerProcess, Plan, Tally, stubborn, uneven
 from tests.load.cluster import counters, running, settle
 from tests.load.lock_holder import write_lock_held
@@ -152,7 +152,7 @@ class Run:
 
     async def move(self, deed: MoveKind) -> None:
         """Ask one of the brokers that are there to make one move."""
-        move = operator.choose(deed, self.table.view, NAMESPACE, self.random)
+        move = admin_requests.choose(deed, self.table.view, NAMESPACE, self.random)
         there = [
             address
             for number, address in enumerate(self.cluster.addresses)
@@ -161,7 +161,7 @@ class Run:
         problem = (
             "nothing to move"
             if move is None
-            else await operator.make(self.http, self.random.choice(there), move)
+            else await admin_requests.make(self.http, self.random.choice(there), move)
         )
         if move is None or problem is not None:
             self.refused += 1

@@ -22,9 +22,9 @@ import yaml
 
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.cluster import READY_MS, running, settle
-from tests.load.operator import Move
 from tests.pulsar.admin_tool import AdminTool, Command, admin_tool
 from tests.pulsar.clients import Client, Consuming, Event, Producing
 from tests.pulsar.programs import Language, admin_command
@@ -314,7 +314,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
         move = Move(
             kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=brokers[0]
         )
-        await operator.make(http, f"http://{brokers[0]}", move)
+        await admin_requests.make(http, f"http://{brokers[0]}", move)
         await settle(cluster, table, _NAMESPACE)
         names = {
             **{f"BROKER-{number}": broker for number, broker in enumerate(brokers, 1)},

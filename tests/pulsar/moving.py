@@ -17,9 +17,9 @@ from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
-from tests.load import operator
+from tests.load import admin_requests
+from tests.load.admin_requests import Move
 from tests.load.cluster import READY_MS, running, settle
-from tests.load.operator import Move
 from tests.load.verdicts import Verdict
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
@@ -93,7 +93,7 @@ class Running:
 
     async def make(self, move: Move) -> None:
         """Ask the first live broker for a move."""
-        problem = await operator.make(
+        problem = await admin_requests.make(
             self.http, self.address(self.table.view.live_brokers()[0].broker), move
         )
         assert problem is None, f"{move.text}: {problem}"
