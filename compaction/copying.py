@@ -197,8 +197,8 @@ def back_up(
     """Copy the channel on `source` to `target` as it is now, and leave `source` open.
 
     `source` may issue further tokens, so the offsets of `target` start `ahead` above its present
-    end. All that is left of its records is folded, so a damaged snapshot stops no backup.
-    `name_target` and `progress` are as for `copy`.
+    end, even if a power failure has undone the last records. All that is left of its records is
+    folded, so a damaged snapshot stops no backup. `name_target` and `progress` are as for `copy`.
 
     Raises `CallerError` if `target` is not empty, `LogNotBegun` if there is nothing to copy,
     `LogClosed`, `DeadlineExceeded`, and what `earliest` and the ports raise.
@@ -210,13 +210,14 @@ def back_up(
         raise LogClosed(log=source.name, offset=view.offset)
     if view.genesis is None:
         raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
-    if view.offset > OFFSET_MAX:
+    end = max(view.offset, view.base + source.end())
+    if end > OFFSET_MAX:
         raise OperatorError(
-            f"the log {source.name} cannot be copied: no offsets are left above its end,"
-            f" {view.offset}; nothing was copied, use another backup of it"
+            f"the log {source.name} cannot be copied: no offsets are left above its end, {end};"
+            " nothing was copied, use another backup of it"
         )
     compacted_snapshot = empty_target(target, deadline=deadline)
-    view.go_on_above(view.offset + ahead, level=view.level, level_last=view.level_last)
+    view.go_on_above(end + ahead, level=view.level, level_last=view.level_last)
     begin_above(target, compacted_snapshot, view, deadline=deadline)
     if name_target is not None:  # A backup that fails leaves no file.
         name_target()

@@ -37,6 +37,7 @@ from equipoise.compaction.retention import Retention
 from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of
 from tests.channels.compacting import compacted, image_of, restored_to_end
 from tests.channels.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
+from tests.channels.gap_log import GapLog
 
 LEASE_MS = 20
 
@@ -642,6 +643,14 @@ def test_a_backup_has_the_view_of_a_log_that_goes_on(old: TroubledLog, new: Trou
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
     write(old, channel)
     assert channel.view.digest() == restored_to_end(old).digest()
+
+
+def test_a_backup_begins_above_all_that_was_issued(new: TroubledLog) -> None:
+    """Also where nothing stands any more, as after a power failure."""
+    with closing(GapLog()) as old:
+        write(old, left_channel())
+        old.leap(old.end() + 5_000)
+        assert old.end() + 1_000 == backed_up(old, new).base
 
 
 def test_a_log_with_a_damaged_snapshot_is_backed_up(old: TroubledLog, new: TroubledLog) -> None:
