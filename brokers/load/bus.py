@@ -61,13 +61,15 @@ class LoadBus:
 
     def _read_on(self) -> None:
         oldest_ms = time.time_ns() // 1_000_000 - LOADS.kept_ms
-        if self._position is None:
-            self._position = self._summaries.position_at(oldest_ms)
+        position = self._position
+        if position is None:
+            position = self._summaries.position_at(oldest_ms)
         # Only the newest of each broker is decoded: a new handle reads the reports of an hour.
         newest = {}
-        for kept in read_on(self._summaries, self._position):
+        for kept in read_on(self._summaries, position):
             newest[kept.key] = kept
-            self._position = kept.position + 1
+            position = kept.position + 1
+        self._position = position  # Not before: what an error interrupts is read again.
         for broker, kept in newest.items():
             try:
                 self._latest[broker] = kept.at_ms, decode_summary(kept.value or b"")

@@ -60,9 +60,6 @@ _LAST_RECORDS_MS: Final = 2_000
 # not wait.
 _LAST_CLOSE_MS: Final = 2_000
 
-# The interval of log lines about failed appends: it shows an outage of the log, and its rate.
-_APPEND_LINES_MS: Final = 10_000
-
 # How long a load sample is shared: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
 

@@ -17,8 +17,9 @@ from equipoise.brokers.load import bus as module
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.documents import light
 from equipoise.brokers.load.topics import LOADS
-from equipoise.channel.core.side_log import Document
+from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable
 from equipoise.channel.log.open_log import open_log, open_side_log
+from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
 from tests.contract.load_bus_adapters import ADAPTERS
@@ -231,3 +232,22 @@ def test_an_unreadable_summary_is_passed_over(tmp_path: Path) -> None:
     assert [] == list(bus.latest())
     bus.publish(sample("a", x=2))
     assert [summary(sample("a", x=2))] == list(bus.latest())
+
+
+def test_reports_that_an_error_interrupts_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = file_url(tmp_path)
+    bus, read = LoadBus(url), SqliteSideLog.read
+    LoadBus(url).publish(sample("a"))
+
+    def read_once(side_log: SqliteSideLog, position: int, *, limit: int) -> Sequence[Kept]:
+        if found := read(side_log, position, limit=limit):
+            return found
+        raise SideLogUnavailable(LOADS, place="here", problem="it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteSideLog, "read", read_once)
+        with pytest.raises(SideLogUnavailable):
+            bus.latest()
+    assert [summary(sample("a"))] == list(bus.latest())
