@@ -222,6 +222,8 @@ class ChannelFiles:
         left_bytes = LOADS_BYTES_MAX if source is Source.LOADS else BATCH_BYTES_MAX
         while end < below and limit > 0:
             found = side_log.read(end, limit=min(limit, PIECE))
+            if not found or found[0].position < end:  # Deleted meanwhile, or made anew.
+                break
             for kept in found:
                 left_bytes -= len(kept.value or b"")
                 is_late = youngest_ms is not None and _time_ms(kept.at_ms) > youngest_ms

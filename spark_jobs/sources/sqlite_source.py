@@ -38,6 +38,7 @@ from equipoise.channel.core.errors import (
     invalid_log_url,
 )
 from equipoise.channel.core.log import Log
+from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ROWS_AT_ONCE, ChannelFiles
@@ -57,7 +58,14 @@ second."""
 
 _LOG: Final = "log"
 # A caller error: no log there (yet).
-_AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, sqlite3.Error)
+_AWAY: Final = (
+    CallerError,
+    LogUnavailable,
+    LogReplaced,
+    LogStorageFull,
+    SideLogUnavailable,
+    sqlite3.Error,
+)
 
 SCHEMA: Final = pa.schema(
     [

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from equipoise.channel.core.errors import CallerError, LogWentBack, OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
+from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
@@ -159,6 +160,14 @@ def test_a_damaged_observations_file_does_not_stop_the_channel(
     assert 11 == files.ends()[Source.CHANNEL]
 
 
+def test_an_observations_file_that_goes_while_it_is_read_ends_the_batch(
+    url: str, files: ChannelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe(url, Source.SERVING, [1, 2])
+    monkeypatch.setattr(SqliteSideLog, "read", lambda *_, **__: ())
+    assert 1 == files.batch_end(BEGINNING, limit=9)[Source.SERVING]
+
+
 def test_a_truncated_log_is_read_from_its_start(url: str, files: ChannelFiles) -> None:
     with closing(open_log(url)) as log:
         log.truncate(6, timeout_ms=5_000)
@@ -261,6 +270,13 @@ def test_a_task_waits_for_the_file_within_a_bound(
     monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
     with pytest.raises(PeerError, match="start the job again"):
         when_available(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
+
+
+def test_a_task_waits_for_the_observations_file(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(f"{url.removeprefix('sqlite:')}.observations").write_bytes(b"no database at all" * 99)
+    monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
+    with pytest.raises(PeerError, match="start the job again"):
+        when_available(url, lambda files: list(files.rows(Source.SERVING.value, 1, 9)))
 
 
 @pytest.mark.parametrize("url", ["memory:x", "sqlite:", "nonsense"])
