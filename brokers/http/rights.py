@@ -63,10 +63,10 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     (_READS, f"{_SCHEMAS}/**", USE),
     ("POST", f"{_SCHEMAS}/version", USE),
     *((_READS, f"{topics}**", USE) for topics in _TOPICS),
-    *(("PUT DELETE", f"{topics}/{{topic}}/subscription/*", CONSUME) for topics in _TOPICS),
+    *(("DELETE", f"{topics}/{{topic}}/subscription/*", CONSUME) for topics in _TOPICS),
     *(
         ("POST", f"{NAMESPACE_PATH}/{each}", CONSUME)
-        for each in ("clearBacklog**", "unsubscribe/*", "*/clearBacklog**", "*/unsubscribe/*")
+        for each in ("unsubscribe/*", "*/unsubscribe/*")
     ),
     # Moves.
     *(("PUT", f"{topics}/{{topic}}/unload", OPERATE_TENANT) for topics in _TOPICS),

@@ -70,14 +70,17 @@ _REASONS: Final = (
     ),
     (r"/resourcegroup", "it has no resource groups; use publishRate and dispatchRate"),
     (
-        r"^PUT .*/subscription/[^/]*$",
+        r"^PUT /admin/v2/non-persistent/.*/subscription/[^/]*$",
         "a subscription of a non-persistent topic exists only with a consumer; connect one",
     ),
     (
         r" /admin/v2/schemas/.*/metadata$",
         "brokers keep schemas in memory and not in ledgers; use 'schemas get'",
     ),
-    (r" /admin/v2/broker-stats/", "it is no Java program; use broker-stats monitoring-metrics"),
+    (
+        r" /admin/v2/broker-stats/(mbeans$|allocator-stats/)",
+        "it is no Java program; use broker-stats monitoring-metrics",
+    ),
     (
         r" /admin/v2/clusters/[^/]*/(peers|migrate)$",
         (
@@ -107,7 +110,9 @@ _REASONS: Final = (
 """Why a request is refused, by a pattern of its method and path; the first one that matches."""
 
 _CATCH_ALL: Final = re.compile(r"/admin/v2/(namespaces|non-persistent|schemas)/[^/]*/[^/]*/.")
-"""Pulsar's paths of namespaces and topics. Those that nothing here takes are refused, too."""
+"""Pulsar's paths of namespaces and topics. A broker that serves topics refuses those that nothing
+here takes, too.
+"""
 
 _NOTHING_STORED: Final = "it stores no messages, and non-persistent topics have no such thing"
 
@@ -173,7 +178,7 @@ async def _unmatched(request: web.Request, *, has_topics: bool) -> web.Response:
         answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "MethodNotAllowed")
         answer.headers["Allow"] = use
         return answer
-    if _CATCH_ALL.match(request.path) and (has_topics or not is_of_topics):
+    if _CATCH_ALL.match(request.path) and has_topics:
         return _refused(request, _NOTHING_STORED, allow="")
     why = f"there is no path {shown} at this broker"
     if not has_topics and request.path.startswith("/admin/"):

@@ -561,3 +561,4 @@ async def test_absent_features_of_topics_are_explained(running: Brokers) -> None
         persistent = f"{PATH}/{path}".replace("/non-persistent/", "/persistent/")
         status, reason = await refused(member, method, persistent)
         assert (412, True) == (status, "use non-persistent://" in reason)
+    assert 405 == (await member.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/backlogQuota"))[0]
