@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from equipoise.brokers.pulsar.topics.clients import Consumer
 
+# The expected name of a consumer whose name the former broker generated: the next broker generates
 # another one.
 NAMELESS: Final = ""
 
