@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint
-from types import MappingProxyType
-from typing import Final, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Final, get_args, get_type_hints
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.balanced import BalancedShedder
@@ -58,14 +58,17 @@ def found_in(
             policy, problem = None, f"{type(error).__name__}: {error}"
         if problem is None and not entry.name.isidentifier():
             problem = "its name must be an identifier, because its settings are named by it"
-        if problem is None and (entry.name in {*found, *reserved} or entry.attr in names):
+        # The class may have another name than the attribute that holds it.
+        if problem is None and (entry.name in {*found, *reserved} or policy.__name__ in names):
             problem = "its name, or that of its class, is taken"
         if problem is None:
-            assert policy is not None, "it has no problem"
             found[entry.name] = policy
             names.add(policy.__name__)
         else:
-            unusable[entry.attr] = f"the entry point {entry.name} = {entry.value!r}: {problem}"
+            # Not `entry.attr`: it raises for a value that names no attribute.
+            unusable[entry.value.rpartition(":")[2]] = (
+                f"the entry point {entry.name} = {entry.value!r}: {problem}"
+            )
     return MappingProxyType(found), MappingProxyType(unusable)
 
 
@@ -81,7 +84,7 @@ def _problem_of(policy: object) -> str | None:
     unnamed = [each.name for each in declared if MEANING not in each.metadata]
     if unnamed:
         return f"its field {unnamed[0]} must be a setting: use equipoise.shedder.policy.setting"
-    wrong = [each.name for each in declared if not _is_value(getattr(default, each.name))]
+    wrong = [each.name for each in declared if not _is_readable(hints[each.name])]
     return (
         f"its setting {wrong[0]} must be a number, true or false, or a set of namespaces, not"
         f" {hints[wrong[0]]}"
@@ -90,5 +93,7 @@ def _problem_of(policy: object) -> str | None:
     )
 
 
-def _is_value(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | frozenset)
+def _is_readable(hint: object) -> bool:
+    """Return whether values of this type can be read from a text: one type, perhaps optional."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    return hint == frozenset[str] or (len(kinds) == 1 and kinds[0] in (bool, int, float))

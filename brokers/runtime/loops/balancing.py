@@ -122,7 +122,8 @@ class Balancing:
         self._logged: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
         self._memories: dict[str, object] = {}  # What each shedder remembers, by its name.
-        self._since = Since()
+        # What has happened since each shedder was asked last, by its name. "": for the others.
+        self._since = {"": Since()}
         self._placement: Placement | None = None
         # One decision for each pause, however many rounds it lasts.
         self._decided_pause: Control | None = None
@@ -231,7 +232,7 @@ class Balancing:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or
         another broker leads.
         """
-        self._since = replace(self._since, stopped=True)
+        self._since = self._all_stopped()
         self._metrics.budget(None)
         for move in self._scheduler.dropped():
             self._outcomes.ended(
@@ -300,8 +301,8 @@ class Balancing:
                 self._decide(Plan(idle=idle), settings.balancing.shedder)
             self._decided_pause = controls.pause
             return
-        now, since, shedder = self._worker.clock.now(), self._since, settings.balancing.shedder
-        memory = self._memories.get(shedder)
+        now, shedder = self._worker.clock.now(), settings.balancing.shedder
+        memory, since = self._memories.get(shedder), self._since_asked(shedder)
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
 
         def plan() -> tuple[BalancingRound, Mapping[str, str]]:
@@ -327,9 +328,10 @@ class Balancing:
             planned, faults = await asyncio.to_thread(plan)
         self._note_refused(faults)
         self._memories[shedder] = planned.memory
-        # Whoever stopped the rounds meanwhile has replaced it.
-        if planned.strategy == shedder and self._since is since:
-            self._since = Since()
+        # Whoever stopped the rounds meanwhile has replaced it. A round of one shedder ends the
+        # rounds in a row of the others.
+        if planned.strategy == shedder and self._since_asked(shedder) is since:
+            self._since = {**self._all_stopped(), shedder: Since()}
         self._metrics.budget(planned.plan.budget)
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
@@ -338,6 +340,12 @@ class Balancing:
             planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities
         )
         self._begin_or_drop()
+
+    def _since_asked(self, shedder: str) -> Since:
+        return self._since.get(shedder, self._since[""])
+
+    def _all_stopped(self) -> dict[str, Since]:
+        return {name: replace(since, stopped=True) for name, since in self._since.items()}
 
     def _decide(self, plan: Plan, strategy: str, *, kind: Kind = "shed") -> None:
         at_ms = self._worker.clock.now().wall_ms
@@ -465,7 +473,7 @@ class Balancing:
             ended = EndedMove(
                 source=move.source, destination=owner, at_ms=now_ms, duration_ms=duration_ms
             )
-            self._since = self._since.and_ended(ended)
+            self._since = {name: since.and_ended(ended) for name, since in self._since.items()}
             problem = (
                 None
                 if owner == (move.destination or owner)

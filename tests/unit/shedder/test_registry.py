@@ -10,6 +10,7 @@ import pytest
 from equipoise.brokers.balancing.settings import setting_values
 from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.errors import InvalidSetting
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import Policy, setting
 from equipoise.shedder.registry import OWN, found_in
@@ -44,6 +45,14 @@ class Named(Idle):
     text: str = setting("A text.", default="")
 
 
+@dataclass(frozen=True)
+class Optional(Idle):
+    text: str | None = setting("A text.", default=None)
+
+
+OtherName = BalancedShedder
+
+
 def entry(name: str, attribute: str) -> EntryPoint:
     return EntryPoint(name=name, value=f"{__name__}:{attribute}", group="equipoise.policies")
 
@@ -61,6 +70,9 @@ def test_a_declared_policy_is_found_beside_our_own() -> None:
         ("no_policy", "entry", "must be a dataclass that extends equipoise.shedder.policy.Policy"),
         ("plain", "Plain", "its field other must be a setting"),
         ("named", "Named", "its setting text must be a number, true or false, or a set"),
+        ("optional", "Optional", "its setting text must be a number, true or false, or a set"),
+        ("renamed", "OtherName", "its name, or that of its class, is taken"),
+        ("malformed", "No name", "AttributeError: "),
         ("with-dash", "Idle", "its name must be an identifier"),
         ("balanced", "Idle", "its name, or that of its class, is taken"),
         ("limits", "Idle", "its name, or that of its class, is taken"),

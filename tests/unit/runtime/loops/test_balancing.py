@@ -54,6 +54,10 @@ class Insisting(Policy):
         return Plan(moves=tuple(self.moves)), len(self.seen)
 
 
+class OtherPolicy(Insisting):
+    """Another one, by its name."""
+
+
 @dataclass
 class Balanced:
     """A cluster whose brokers balance by one policy, settings that a test may change, and the
@@ -393,6 +397,30 @@ async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> 
         stage.set(ROUNDS)
         await until(lambda: len(stage.policy.seen) > rounds)
         assert [False, True] == [stage.policy.seen[number].since.stopped for number in (1, rounds)]
+
+
+async def test_a_shedder_learns_what_happened_while_another_was_in_force(tmp_path: Path) -> None:
+    """It gets back what it remembers, and its rounds in a row begin again."""
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, _ = stage.cluster.brokers
+        (moved, *_), other = stage.held_by(0), OtherPolicy()
+        stage.settings = replace(
+            stage.settings, policies={**stage.settings.policies, "other": other}
+        )
+        stage.begin()
+        await until(lambda: len(stage.policy.seen) > 1)
+        other.moves = [Move(bundle=moved, source=leader.id, destination=None, reason="test")]
+        stage.set(replace(ROUNDS, shedder="OtherPolicy"))
+        await until(lambda: any(snapshot.since.ended for snapshot in other.seen))
+        rounds = len(stage.policy.seen)
+        stage.set(ROUNDS)
+        await until(lambda: len(stage.policy.seen) > rounds)
+        since, memory = stage.policy.seen[rounds].since, stage.policy.memories[rounds]
+        assert ([leader.id], True, rounds) == (
+            [move.source for move in since.ended],
+            since.stopped,
+            memory,
+        )
 
 
 async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path: Path) -> None:
