@@ -14,14 +14,12 @@ from typing import Final, cast
 
 import orjson
 import pytest
-import typer.main
 import yaml
 
 from compose.dashboard import WRITTEN, text
 from compose.local_kafka.jars import kafka_version
 from compose.local_kafka.server_properties import Ports, server_properties
-from equipoise.brokers.cli.commands.broker import app
-from equipoise.brokers.cli.main import GROUPS
+from equipoise.brokers.cli.main import GROUPS, load
 from equipoise.channel.kafka.settings import address_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -252,15 +250,7 @@ def test_every_variable_is_read_and_set() -> None:
 
 def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
     """Each option of the script exists in `equipoise broker`."""
-    command = typer.main.get_command(app)
-    options = {option for parameter in command.params for option in parameter.opts}
-    if not options:  # A group with one command.
-        options = {
-            option
-            for each in getattr(command, "commands", {}).values()
-            for parameter in each.params
-            for option in parameter.opts
-        }
+    options = {option for parameter in load("broker").params for option in parameter.opts}
     given = re.findall(
         r"(?<= )--[a-z-]+(?= )",
         (COMPOSE / "broker.sh").read_text(encoding="utf-8").split("exec ")[1],
@@ -302,8 +292,9 @@ def copied() -> Iterator[str]:
 
 
 def test_the_image_holds_the_whole_product() -> None:
-    """Every package of the wheel is copied, exists, and passes the ignore file."""
-    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    """All packages of the wheel, and what they link to, are copied, and pass the ignore file."""
+    packages = [*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    packages += [part.name for part in (ROOT / "equipoise").iterdir() if part.is_symlink()]
     assert [] == [package for package in packages if package not in set(copied())]
     assert [] == [source for source in copied() if not (ROOT / source).exists()]
     let_through = (COMPOSE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()

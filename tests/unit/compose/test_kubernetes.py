@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import typer.main
 import yaml
 from kubernetes_validate.utils import ValidationError, all_versions, validate
 
-from equipoise.brokers.cli.commands.broker import app as broker_app
-from equipoise.brokers.cli.main import GROUPS
+from equipoise.brokers.cli.main import GROUPS, load
 from equipoise.brokers.runtime.config import WorkerConfig
 from tests.unit.compose.test_compose_files import COMPOSE, DOCKERFILE, PROJECT, ROOT
 
@@ -117,13 +115,7 @@ def test_a_broker_advertises_its_own_name() -> None:
 
 
 def test_commands_and_options_exist() -> None:
-    command = typer.main.get_command(broker_app)
-    parameters = [
-        parameter
-        for each in getattr(command, "commands", {"": command}).values()
-        for parameter in each.params
-    ]
-    options = {option for parameter in parameters for option in parameter.opts}
+    options = {option for parameter in load("broker").params for option in parameter.opts}
     assert {"--id", "--set"} <= options
     assert ["--id", "$(POD_NAME)", "--set"] == BROKER["args"][:3]
     assert ["equipoise", "load-worker"] == WORKER["command"]
