@@ -389,7 +389,8 @@ def test_close_gives_all_descriptors_back(handles: Handles) -> None:
     append(log, b"a")
     assert not log.wait(log.end() + 1, timeout_ms=1)
     log.close()
-    assert before == open_descriptors()
+    # Kafka's client of an earlier test may give one back meanwhile.
+    assert open_descriptors() <= before
 
 
 def test_threads_see_one_order(handles: Handles) -> None:
