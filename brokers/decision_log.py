@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
 from equipoise.channel.core.side_log import Document, SideTopic, newest
 from equipoise.channel.log.open_log import open_side_log
-from equipoise.shedder.plan import Budget, Idle, Move, Stay
+from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 """Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and
@@ -91,7 +91,7 @@ def document_of(decision: Decision) -> dict[str, object]:
     """Return the document of a decision. It is valid JSON except for figures that are not
     finite.
     """
-    result, cause = decision.outcome
+    (result, cause), plan = decision.outcome, decision.plan
     return {
         "at_ms": decision.at_ms,
         "broker": decision.broker,
@@ -100,19 +100,19 @@ def document_of(decision: Decision) -> dict[str, object]:
         "result": result,
         "cause": cause,
         "reason": decision.reason,
-        "is_idle": decision.idle is not None,
-        "mean": decision.mean,
-        "deviation": decision.deviation,
-        "deviation_after": decision.deviation_after,
-        "moves": [asdict(move) for move in decision.moves],
+        "is_idle": plan.idle is not None,
+        "mean": plan.mean,
+        "deviation": plan.deviation,
+        "deviation_after": plan.deviation_after,
+        "moves": [asdict(move) for move in plan.moves],
         "moves_left_out": decision.moves_left_out,
-        "stays": [asdict(stay) for stay in decision.stays],
+        "stays": [asdict(stay) for stay in plan.stays],
         "stays_left_out": decision.stays_left_out,
         "counted": [
             {"result": result, "cause": cause, "number": decision.counted[result, cause]}
             for result, cause in sorted(decision.counted)
         ],
-        "budget": None if decision.budget is None else asdict(decision.budget),
+        "budget": None if plan.budget is None else asdict(plan.budget),
         "brokers": [asdict(each) for each in decision.brokers],
         "durations_ms": dict(decision.durations_ms),
     }
@@ -123,23 +123,20 @@ def encode(decision: Decision) -> bytes:
     needed.
     """
     data = orjson.dumps(document_of(decision))
-    while len(data) > DOCUMENT_BYTES_MAX and (decision.moves or decision.stays):
+    while len(data) > DOCUMENT_BYTES_MAX and (decision.plan.moves or decision.plan.stays):
         decision = _shortened(decision)
         data = orjson.dumps(document_of(decision))
     return data
 
 
 def _shortened(decision: Decision) -> Decision:
-    moves, stays = (
-        decision.moves[: len(decision.moves) // 2],
-        decision.stays[: len(decision.stays) // 2],
-    )
+    moves, stays = decision.plan.moves, decision.plan.stays
+    kept_moves, kept_stays = len(moves) // 2, len(stays) // 2
     return replace(
         decision,
-        moves=moves,
-        moves_left_out=decision.moves_left_out + len(decision.moves) - len(moves),
-        stays=stays,
-        stays_left_out=decision.stays_left_out + len(decision.stays) - len(stays),
+        plan=replace(decision.plan, moves=moves[:kept_moves], stays=stays[:kept_stays]),
+        moves_left_out=decision.moves_left_out + len(moves) - kept_moves,
+        stays_left_out=decision.stays_left_out + len(stays) - kept_stays,
     )
 
 
@@ -155,16 +152,18 @@ def decode(data: bytes) -> Decision | None:
         broker=document.broker,
         kind=document.kind,
         strategy=document.strategy,
-        moves=document.moves,
+        plan=Plan(
+            moves=document.moves,
+            stays=document.stays,
+            idle=idle,
+            mean=document.mean,
+            deviation=document.deviation,
+            deviation_after=document.deviation_after,
+            budget=document.budget,
+        ),
         moves_left_out=document.moves_left_out,
-        stays=document.stays,
         stays_left_out=document.stays_left_out,
-        idle=idle,
         counted={(count.result, count.cause): count.number for count in document.counted},
-        mean=document.mean,
-        deviation=document.deviation,
-        deviation_after=document.deviation_after,
-        budget=document.budget,
         brokers=document.brokers,
         durations_ms=document.durations_ms,
     )

@@ -8,7 +8,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
-from equipoise.shedder.plan import Cause, Idle, Move, Predicted, Result, Stay
+from equipoise.shedder.plan import Cause, Idle, Move, Plan, Predicted, Result, Stay
 
 AT_MS = 1_700_000_000_000
 
@@ -20,12 +20,14 @@ def idle(at_ms: int = AT_MS, *, broker: str = "a", cause: Cause = "HitCount") ->
         broker=broker,
         kind="shed",
         strategy="TransferShedder",
-        stays=(Stay(subject=broker, reason="it is used by 40 %"),),
-        idle=Idle(result="Skip", cause=cause, reason="the load is even"),
+        plan=Plan(
+            stays=(Stay(subject=broker, reason="it is used by 40 %"),),
+            idle=Idle(result="Skip", cause=cause, reason="the load is even"),
+            mean=0.4,
+            deviation=0.01,
+            deviation_after=0.01,
+        ),
         counted={("Skip", cause): 1},
-        mean=0.4,
-        deviation=0.01,
-        deviation_after=0.01,
     )
 
 
@@ -36,11 +38,13 @@ def shed(at_ms: int = AT_MS, *, broker: str = "a", moves: int = 2) -> Decision:
         broker=broker,
         kind="shed",
         strategy="TransferShedder",
-        moves=tuple(move(number) for number in range(moves)),
+        plan=Plan(
+            moves=tuple(move(number) for number in range(moves)),
+            mean=0.5,
+            deviation=0.4,
+            deviation_after=0.1,
+        ),
         counted={("Success", "Overloaded"): moves},
-        mean=0.5,
-        deviation=0.4,
-        deviation_after=0.1,
     )
 
 
@@ -52,8 +56,10 @@ def outcome(at_ms: int = AT_MS, *, broker: str = "a") -> Decision:
         broker=broker,
         kind="outcome",
         strategy="BalancedShedder",
-        moves=(replace(move(0), predicted=predicted),),
-        stays=(Stay(subject="t/n/1", reason="b refused it"),),
+        plan=Plan(
+            moves=(replace(move(0), predicted=predicted),),
+            stays=(Stay(subject="t/n/1", reason="b refused it"),),
+        ),
         brokers=(
             BrokerOutcome(broker="a", before=1.6, predicted=1.2, measured=1.25),
             BrokerOutcome(
@@ -62,6 +68,11 @@ def outcome(at_ms: int = AT_MS, *, broker: str = "a") -> Decision:
         ),
         durations_ms={"t/n/0": 12},
     )
+
+
+def with_plan(decision: Decision, **changes: object) -> Decision:
+    """The decision with these fields of its plan changed."""
+    return replace(decision, plan=replace(decision.plan, **changes))  # type: ignore[arg-type]
 
 
 def move(number: int) -> Move:
@@ -113,15 +124,18 @@ decisions = st.builds(
     broker=_texts,
     kind=st.sampled_from(get_args(Kind)),
     strategy=_texts,
-    moves=st.lists(_moves, max_size=4).map(tuple),
+    plan=st.builds(
+        Plan,
+        moves=st.lists(_moves, max_size=4).map(tuple),
+        stays=st.lists(_stays, max_size=4).map(tuple),
+        idle=st.none() | _idles,
+        mean=_figures,
+        deviation=_figures,
+        deviation_after=_figures,
+    ),
     moves_left_out=st.integers(0, 9),
-    stays=st.lists(_stays, max_size=4).map(tuple),
     stays_left_out=st.integers(0, 9),
-    idle=st.none() | _idles,
     counted=st.dictionaries(st.tuples(_texts, _texts), st.integers(1, 9), max_size=3),
-    mean=_figures,
-    deviation=_figures,
-    deviation_after=_figures,
     brokers=st.lists(_broker_outcomes, max_size=3).map(tuple),
     durations_ms=st.dictionaries(_texts, st.integers(0, 2**31), max_size=3),
 )

@@ -7,10 +7,10 @@ stayed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
+from equipoise.shedder.plan import Move, Plan, Stay
 from equipoise.shedder.reported import format_percent
 
 Kind = Literal["shed", "split", "merge", "misplaced", "outcome"]
@@ -58,27 +58,21 @@ class Decision:
 
     * `at_ms`: Unix time.
     * `strategy`: the name of a shedder, or of a rule.
+    * `plan`: an outcome has the moves that were done, and as stays those that were not, and why.
+    * `moves_left_out`, `stays_left_out`: how many of the plan were not kept.
     * `counted`: what the round adds to the counters, by Pulsar's names of result and cause.
-    * `mean`, `deviation`, `deviation_after`, `budget`: as in `Plan`.
-    * `moves_left_out`, `stays_left_out`: how many were not kept.
     * `brokers`, `durations_ms`: only of an outcome: the loads of brokers, and how long each move
-      took, by bundle. Its `moves` were done. Its `stays` are the moves that were not, and why.
+      took, by bundle.
     """
 
     at_ms: int
     broker: str
     kind: Kind
     strategy: str
-    moves: tuple[Move, ...] = ()
+    plan: Plan = field(default_factory=Plan)
     moves_left_out: int = 0
-    stays: tuple[Stay, ...] = ()
     stays_left_out: int = 0
-    idle: Idle | None = None
     counted: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    mean: float | None = None
-    deviation: float | None = None
-    deviation_after: float | None = None
-    budget: Budget | None = None
     brokers: tuple[BrokerOutcome, ...] = ()
     durations_ms: Mapping[str, int] = field(default_factory=dict)
 
@@ -89,10 +83,10 @@ class Decision:
 
         An outcome is a success if a move was done.
         """
-        if self.idle is not None:
-            return self.idle.result, self.idle.cause
+        if self.plan.idle is not None:
+            return self.plan.idle.result, self.plan.idle.cause
         if self.kind == "outcome":
-            return "Success" if self.moves else "Failure", "Unknown"
+            return "Success" if self.plan.moves else "Failure", "Unknown"
         return min(self.counted, key=lambda each: (-self.counted[each], each), default=NOTHING)
 
     @property
@@ -100,11 +94,11 @@ class Decision:
         """Why the round was idle, in a sentence; else the outcome of its first broker, or the
         reason of its first move or stay.
         """
-        if self.idle is not None:
-            return self.idle.reason
+        if self.plan.idle is not None:
+            return self.plan.idle.reason
         if self.brokers:
             return self.brokers[0].sentence
-        explained: tuple[Move | Stay, ...] = (*self.moves, *self.stays)
+        explained: tuple[Move | Stay, ...] = (*self.plan.moves, *self.plan.stays)
         return next((each.reason for each in explained), None)
 
     def move_line(self, move: Move) -> str:
@@ -130,7 +124,7 @@ class Decision:
         """Return what came of the move of a bundle, in a line; None if this is not the outcome of a
         round that moved it.
         """
-        move = next((move for move in self.moves if move.bundle == bundle), None)
+        move = next((move for move in self.plan.moves if move.bundle == bundle), None)
         if self.kind != "outcome" or move is None:
             return None
         return "; ".join(
@@ -145,20 +139,24 @@ class Decision:
         )
 
 
-def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kind) -> Decision:
-    """Return the decision for a round of the leader."""
+def decision_of(
+    plan: Plan,
+    *,
+    at_ms: int,
+    broker: str,
+    strategy: str,
+    kind: Kind,
+    counted: Mapping[tuple[str, str], int] | None = None,
+) -> Decision:
+    """Return the decision for a round, with its first stays. `counted`: None: what the plan
+    counts.
+    """
     return Decision(
         at_ms=at_ms,
         broker=broker,
         kind=kind,
         strategy=strategy,
-        moves=plan.moves,
-        stays=plan.stays[:STAYS_MAX],
+        plan=replace(plan, stays=plan.stays[:STAYS_MAX]),
         stays_left_out=max(len(plan.stays) - STAYS_MAX, 0),
-        idle=plan.idle,
-        counted=plan.counts(),
-        mean=plan.mean,
-        deviation=plan.deviation,
-        deviation_after=plan.deviation_after,
-        budget=plan.budget,
+        counted=plan.counts() if counted is None else counted,
     )

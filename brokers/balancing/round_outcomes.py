@@ -19,7 +19,7 @@ from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Change
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary, fault_of_summary
-from equipoise.shedder.plan import Move, Stay
+from equipoise.shedder.plan import Move, Plan, Stay
 
 WAIT_MS: Final = 60_000
 """How long reports are awaited after the last move of a round."""
@@ -93,8 +93,12 @@ class _Round:
             broker=broker,
             kind="outcome",
             strategy=self.strategy,
-            moves=tuple(move for move in self.moves.values() if move.bundle in self.durations_ms),
-            stays=tuple(self.stays),
+            plan=Plan(
+                moves=tuple(
+                    move for move in self.moves.values() if move.bundle in self.durations_ms
+                ),
+                stays=tuple(self.stays),
+            ),
             brokers=tuple(self._outcomes(summaries)),
             durations_ms=self.durations_ms,
         )

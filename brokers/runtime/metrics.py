@@ -399,8 +399,8 @@ class BalancingMetrics(Collector):
         self._rounds[decision.kind, *decision.outcome] += 1
         if decision.kind == "shed":
             self._unloads.update(decision.counted)
-            self._unloaded_brokers += len({move.source for move in decision.moves})
-            self.spread(decision.mean, decision.deviation)
+            self._unloaded_brokers += len({move.source for move in decision.plan.moves})
+            self.spread(decision.plan.mean, decision.plan.deviation)
         elif decision.kind == "split":
             self._splits.update(decision.counted)
 

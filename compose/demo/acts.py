@@ -310,16 +310,16 @@ def _plan(log_url: str) -> Sequence[str]:
 async def _say_why(demo: Demo, kind: Kind, *, since_ms: int) -> None:
     """Show the first move of the decisions of one kind made since then, and its reason."""
     decisions = await _decided(
-        demo, lambda each: each.kind == kind and bool(each.moves), since_ms=since_ms
+        demo, lambda each: each.kind == kind and bool(each.plan.moves), since_ms=since_ms
     )
     if decisions:
-        decision, (move, *_) = decisions[0], decisions[0].moves
+        decision, (move, *_) = decisions[0], decisions[0].plan.moves
         where = (
             f"at {move.source}"
             if move.source == move.destination
             else f"from {move.source} to {move.destination}"
         )
-        more = sum(len(decision.moves) for decision in decisions) - 1
+        more = sum(len(decision.plan.moves) for decision in decisions) - 1
         demo.say(
             f"{decision.strategy}: {move.bundle} {where}, because {move.reason}; and {more} more"
             " (see `equipoise decisions`)"

@@ -175,7 +175,7 @@ def main() -> None:
         rounds = Rounds(view, bus)
         gc.freeze()  # As `equipoise broker` does after its start.
         figures = asyncio.run(measured(rounds, files)) | parts(view, bus)
-    moves = len(rounds.decisions[-1].moves)
+    moves = len(rounds.decisions[-1].plan.moves)
     conditions = (
         f"{BROKERS} brokers, {BUNDLES} bundles, {moves} moves; {len(rounds.decisions)} rounds on"
         f" {machine()}"

@@ -69,11 +69,11 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
     decisions = [
         decision
         for decision in newest_decisions(cluster.log_url, 1_000)
-        if decision.at_ms >= began_ms and decision.moves
+        if decision.at_ms >= began_ms and decision.plan.moves
     ]
     assert {"BalancedShedder"} == {decision.strategy for decision in decisions}
     sources = {
-        move.bundle: move.source for decision in reversed(decisions) for move in decision.moves
+        move.bundle: move.source for decision in reversed(decisions) for move in decision.plan.moves
     }
     assert burning == Counter(sources.values()).most_common(1)[0][0]
     verdict = check_calls([history], store=tmp_path / "counter.db", evidence=cluster.evidence())

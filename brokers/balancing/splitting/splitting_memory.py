@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, Kind
+from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
 from equipoise.brokers.balancing.splitting.auto_merge import MergePlan, MergeSnapshot, Pair
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitPlan, SplitSnapshot
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BundleTraffic
-from equipoise.shedder.plan import Cause, Move, Stay
+from equipoise.shedder.plan import Cause, Move, Plan, Stay
 
 SPLIT_RULE: Final = "AutoSplit"
 MERGE_RULE: Final = "AutoMerge"
@@ -190,15 +190,17 @@ class SplittingMemory:
         counted[FAILURE] += len(problems)
         noted = plan.hits.keys() | set(plan.failures)
         return self._if_changed(
-            Decision(
+            decision_of(
+                Plan(
+                    moves=tuple(
+                        _here(split.bundle, broker, split.reason, "Overloaded") for split in made
+                    ),
+                    stays=_stays(plan.stays, noted, problems),
+                ),
                 at_ms=at_ms,
                 broker=broker,
                 kind="split",
                 strategy=SPLIT_RULE,
-                moves=tuple(
-                    _here(split.bundle, broker, split.reason, "Overloaded") for split in made
-                ),
-                stays=_stays(plan.stays, noted, problems),
                 counted=dict(+counted),
             ),
             due=[(name, hits > hits_threshold) for name, hits in plan.hits.items()]
@@ -225,21 +227,23 @@ class SplittingMemory:
         # the threshold.
         due = [left for (left, _), hits in plan.hits.items() if hits > hits_threshold]
         return self._if_changed(
-            Decision(
+            decision_of(
+                Plan(
+                    moves=tuple(
+                        _here(
+                            merge.left,
+                            broker,
+                            f"merged with {merge.right}: {merge.reason}",
+                            "Underloaded",
+                        )
+                        for merge in made
+                    ),
+                    stays=_stays(plan.stays, frozenset(due), problems),
+                ),
                 at_ms=at_ms,
                 broker=broker,
                 kind="merge",
                 strategy=MERGE_RULE,
-                moves=tuple(
-                    _here(
-                        merge.left,
-                        broker,
-                        f"merged with {merge.right}: {merge.reason}",
-                        "Underloaded",
-                    )
-                    for merge in made
-                ),
-                stays=_stays(plan.stays, frozenset(due), problems),
                 counted=dict(+counted),
             ),
             due=due,
@@ -253,11 +257,7 @@ class SplittingMemory:
         if not is_news and due_now == self._recorded_due.get(decision.kind, frozenset()):
             return None
         self._recorded_due[decision.kind] = due_now
-        return replace(
-            decision,
-            stays=decision.stays[:STAYS_MAX],
-            stays_left_out=max(len(decision.stays) - STAYS_MAX, 0),
-        )
+        return decision
 
 
 def _here(bundle: str, broker: str, reason: str, cause: Cause) -> Move:

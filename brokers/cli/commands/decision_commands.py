@@ -66,29 +66,29 @@ def _heading(decision: Decision, now_ms: int) -> str:
 
 def _level(decision: Decision) -> Iterator[str]:
     """Yield what is known about the spread of the load."""
-    if decision.mean is not None:
-        yield f"mean {format_percent(decision.mean)}"
-    if decision.deviation is not None:
+    if decision.plan.mean is not None:
+        yield f"mean {format_percent(decision.plan.mean)}"
+    if decision.plan.deviation is not None:
         after = (
-            f" -> {format_percent(decision.deviation_after)}"
-            if decision.moves and decision.deviation_after is not None
+            f" -> {format_percent(decision.plan.deviation_after)}"
+            if decision.plan.moves and decision.plan.deviation_after is not None
             else ""
         )
-        yield f"deviation {format_percent(decision.deviation)}{after}"
+        yield f"deviation {format_percent(decision.plan.deviation)}{after}"
 
 
 def _lines(decision: Decision) -> Iterator[str]:
     level = ", ".join(_level(decision))
     if level:
         yield level
-    if decision.idle is not None:
-        yield decision.idle.reason
+    if decision.plan.idle is not None:
+        yield decision.plan.idle.reason
     yield from (each.sentence for each in decision.brokers)
-    yield from map(decision.move_line, decision.moves)
+    yield from map(decision.move_line, decision.plan.moves)
     if decision.moves_left_out:
         yield f"and {counted(decision.moves_left_out, 'move')} more"
-    for stay in decision.stays:
-        if decision.idle is None or stay.reason != decision.idle.reason:
+    for stay in decision.plan.stays:
+        if decision.plan.idle is None or stay.reason != decision.plan.idle.reason:
             yield f"{stay.subject} stays: {stay.reason}"
     if decision.stays_left_out:
         yield f"and {counted(decision.stays_left_out, 'other')} that stay"

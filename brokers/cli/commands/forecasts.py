@@ -257,8 +257,8 @@ def _preface(seen: ForecastBasis, settings: BalancingSettings) -> Iterator[str]:
     else:
         result, cause = last.outcome
         what = (
-            f"{counted(len(last.moves) + last.moves_left_out, 'move')}"
-            if last.moves
+            f"{counted(len(last.plan.moves) + last.moves_left_out, 'move')}"
+            if last.plan.moves
             else f"{result}, {cause}"
         )
         reason = f": {last.reason}" if last.reason else ""

@@ -127,7 +127,7 @@ def _budget(view: View, decision: Decision | None) -> tuple[Budget | None, int]:
     if leader is None or decision is None or decision.broker != leader.broker:
         return None, 0
     is_its_own = decision.at_ms >= leader.joined.timestamp_ms
-    return (decision.budget, decision.at_ms) if is_its_own else (None, 0)
+    return (decision.plan.budget, decision.at_ms) if is_its_own else (None, 0)
 
 
 def _newest_decisions(log: str) -> Mapping[Kind, Decision]:

@@ -54,7 +54,7 @@ class DecisionWriter:
             if (
                 written is not None
                 and now_ms - written[1] < REPEATED_MS
-                and not decision.moves
+                and not decision.plan.moves
                 and _is_like(decision, written[0])
             ):
                 return
@@ -89,7 +89,7 @@ def _is_like(decision: Decision, before: Decision) -> bool:
     """Return whether two rounds without moves have the same outcome. Details of single brokers
     differ a little each time.
     """
-    return not before.moves and (decision.strategy, decision.counted) == (
+    return not before.plan.moves and (decision.strategy, decision.counted) == (
         before.strategy,
         before.counted,
     )

@@ -12,7 +12,7 @@ from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.shedder.loads import Resources, Use
 from equipoise.shedder.plan import Budget, Move
 from tests.channels.folding import channel_with
-from tests.decisions import idle, move, outcome, shed
+from tests.decisions import idle, move, outcome, shed, with_plan
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -55,7 +55,7 @@ def test_decisions_are_counted_as_pulsar_does() -> None:
     metrics = Metrics(broker="b")
     sources = (move(0), replace(move(1), source="c"), move(2))
     metrics.balancing.decided(
-        replace(shed(), moves=sources, counted={("Success", "Overloaded"): 3})
+        replace(with_plan(shed(), moves=sources), counted={("Success", "Overloaded"): 3})
     )
     metrics.balancing.decided(idle(cause="CoolDown"))
     metrics.balancing.decided(idle(cause="CoolDown"))
@@ -104,7 +104,9 @@ def test_policy_violations_are_counted_apart_from_unloads() -> None:
         ),
     )
     metrics.balancing.decided(
-        replace(shed(), kind="misplaced", moves=moves, counted={("Success", "Overloaded"): 1})
+        replace(
+            with_plan(shed(), moves=moves), kind="misplaced", counted={("Success", "Overloaded"): 1}
+        )
     )
     assert {} == unloads(metrics)
     assert 1 == value(

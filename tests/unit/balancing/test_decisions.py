@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, decision_of
 from equipoise.brokers.decision_log import DOCUMENT_BYTES_MAX, decode, encode
 from equipoise.shedder.plan import Plan, Stay
-from tests.decisions import decisions, idle, move, shed
+from tests.decisions import decisions, idle, move, shed, with_plan
 
 
 def test_a_plan_becomes_a_decision() -> None:
@@ -22,9 +22,13 @@ def test_a_plan_becomes_a_decision() -> None:
     )
     plan = Plan(moves=(move(0), move(1)), stays=stays, mean=0.5, deviation=0.4, deviation_after=0.1)
     decided = decision_of(plan, at_ms=7, broker="a", strategy="BalancedShedder", kind="shed")
-    assert (stays[:STAYS_MAX], 5) == (decided.stays, decided.stays_left_out)
-    assert (plan.moves, {("Success", "Overloaded"): 2}) == (decided.moves, decided.counted)
-    assert (0.5, 0.4, 0.1) == (decided.mean, decided.deviation, decided.deviation_after)
+    assert (stays[:STAYS_MAX], 5) == (decided.plan.stays, decided.stays_left_out)
+    assert (plan.moves, {("Success", "Overloaded"): 2}) == (decided.plan.moves, decided.counted)
+    assert (0.5, 0.4, 0.1) == (
+        decided.plan.mean,
+        decided.plan.deviation,
+        decided.plan.deviation_after,
+    )
 
 
 def test_a_round_has_one_result_and_cause() -> None:
@@ -40,7 +44,7 @@ def test_a_round_has_one_reason() -> None:
     assert "the load is even" == idle().reason
     assert move(0).reason == shed().reason
     assert (
-        "it rests" == replace(shed(moves=0), stays=(Stay(subject="x", reason="it rests"),)).reason
+        "it rests" == with_plan(shed(moves=0), stays=(Stay(subject="x", reason="it rests"),)).reason
     )
     assert shed(moves=0).reason is None
 
@@ -52,8 +56,8 @@ def test_a_decision_is_decoded_as_it_was_encoded(decision: Decision) -> None:
 
 def test_a_figure_that_is_not_finite_is_left_out() -> None:
     """JSON has no NaN and no infinity: they are read as unknown."""
-    decision = replace(shed(), mean=math.nan, deviation=math.inf)
-    assert replace(shed(), mean=None, deviation=None) == decode(encode(decision))
+    decision = with_plan(shed(), mean=math.nan, deviation=math.inf)
+    assert with_plan(shed(), mean=None, deviation=None) == decode(encode(decision))
 
 
 def test_the_document_repeats_result_cause_and_reason() -> None:
@@ -83,7 +87,7 @@ def test_unknown_fields_are_ignored() -> None:
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 4_000))
 def test_no_document_is_too_long(moves: int, stays: int, length: int) -> None:
     """A long document loses the last of its moves and stays, counts them, and keeps the first."""
-    decision = replace(
+    decision = with_plan(
         shed(),
         moves=tuple(replace(move(number), reason="x" * length) for number in range(moves)),
         stays=tuple(Stay(subject=str(number), reason="y" * length) for number in range(stays)),
@@ -93,10 +97,13 @@ def test_no_document_is_too_long(moves: int, stays: int, length: int) -> None:
     found = decode(data)
     assert found is not None
     assert (moves, stays) == (
-        len(found.moves) + found.moves_left_out,
-        len(found.stays) + found.stays_left_out,
+        len(found.plan.moves) + found.moves_left_out,
+        len(found.plan.stays) + found.stays_left_out,
     )
-    assert (decision.moves[: len(found.moves)], decision.stays[: len(found.stays)]) == (
-        found.moves,
-        found.stays,
+    assert (
+        decision.plan.moves[: len(found.plan.moves)],
+        decision.plan.stays[: len(found.plan.stays)],
+    ) == (
+        found.plan.moves,
+        found.plan.stays,
     )

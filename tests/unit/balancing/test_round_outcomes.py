@@ -97,7 +97,11 @@ def test_a_broker_is_measured_by_its_second_report_after_its_last_move(watched: 
         outcome.broker,
         outcome.at_ms,
     )
-    assert ((move(),), (), {"t/n/0": 12}) == (outcome.moves, outcome.stays, outcome.durations_ms)
+    assert ((move(),), (), {"t/n/0": 12}) == (
+        outcome.plan.moves,
+        outcome.plan.stays,
+        outcome.durations_ms,
+    )
     assert [("a", 1.6, 1.2, 1.3), ("b", 0.4, pytest.approx(0.8), 0.7)] == [
         (each.broker, each.before, pytest.approx(each.predicted), each.measured)
         for each in outcome.brokers
@@ -111,7 +115,7 @@ def test_a_later_move_of_the_round_starts_the_wait_again(watched: Watched) -> No
     watched.end("t/n/0", at_ms=END_MS - 10_000)
     assert [] == watched.measure(after_ms=-5_000) + watched.measure(after_ms=-2_500)
     watched.end("t/n/1")
-    assert ["t/n/0", "t/n/1"] == [each.bundle for each in watched.measure_twice()[0].moves]
+    assert ["t/n/0", "t/n/1"] == [each.bundle for each in watched.measure_twice()[0].plan.moves]
 
 
 def test_moves_of_one_broker_add_up_and_a_failed_move_changes_nothing(watched: Watched) -> None:
@@ -124,8 +128,8 @@ def test_moves_of_one_broker_add_up_and_a_failed_move_changes_nothing(watched: W
     watched.end("t/n/1")
     (outcome,) = watched.measure_twice()
     assert (["t/n/1"], (Stay(subject="t/n/0", reason="b refused it"),)) == (
-        [each.bundle for each in outcome.moves],
-        outcome.stays,
+        [each.bundle for each in outcome.plan.moves],
+        outcome.plan.stays,
     )
     assert [1.6, 1.3, 0.4, 0.7] == pytest.approx(
         [figure for each in outcome.brokers for figure in (each.before, each.predicted)]
@@ -138,7 +142,7 @@ def test_a_round_whose_moves_all_failed_is_not_awaited(watched: Watched) -> None
     watched.outcomes.ended("t/n/0", at_ms=END_MS, problem="b refused it")
     (outcome,) = watched.measure(after_ms=0)
     assert ((), (), "b refused it", ("Failure", "Unknown")) == (
-        outcome.moves,
+        outcome.plan.moves,
         outcome.brokers,
         outcome.reason,
         outcome.outcome,
@@ -182,7 +186,7 @@ def test_the_number_of_rounds_is_bounded(watched: Watched) -> None:
         watched.plan(move(f"t/n/{number}"))
     watched.end("t/n/0")
     assert [["t/n/0"], []] == [
-        [each.bundle for each in outcome.moves] for outcome in watched.measure(after_ms=1)
+        [each.bundle for each in outcome.plan.moves] for outcome in watched.measure(after_ms=1)
     ]
 
 
@@ -334,7 +338,7 @@ def test_every_round_ends_and_only_done_moves_count(
     ]
     assert (len(found), bool(watched.outcomes)) == (1 if moves else 0, False)
     for outcome in found:
-        assert done == list(outcome.moves)
+        assert done == list(outcome.plan.moves)
         assert sorted({broker for each in done for broker in ends_of(each)}) == [
             each.broker for each in outcome.brokers
         ]

@@ -21,7 +21,7 @@ from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.channels.carried import leave_out
 from tests.channels.folding import NAMESPACE, Channel
-from tests.decisions import outcome
+from tests.decisions import outcome, with_plan
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 
 TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
@@ -199,10 +199,10 @@ def test_why_prints_the_whole_history(log: str) -> None:
 
 def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None:
     """Decisions that cannot be read leave it out."""
-    (moved,) = outcome().moves
+    (moved,) = outcome().plan.moves
     decisions = DecisionLog(log)
     decisions.write(
-        replace(outcome(), moves=(replace(moved, bundle=LEFT),), durations_ms={LEFT: 12})
+        replace(with_plan(outcome(), moves=(replace(moved, bundle=LEFT),)), durations_ms={LEFT: 12})
     )
     decisions.write(outcome())
     loads = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.brokers.decision_log import DecisionLog, newest_decisions
 from equipoise.shedder.plan import Stay
-from tests.decisions import AT_MS, idle, move, outcome, shed
+from tests.decisions import AT_MS, idle, move, outcome, shed, with_plan
 from tests.unit.cli.fabricated import run
 
 
@@ -18,7 +18,9 @@ def test_decisions_are_printed_with_their_reasons(log: str) -> None:
     decisions = DecisionLog(log)
     stays = (Stay(subject="c", reason="it drains"),)
     decisions.write(
-        replace(shed(now_ms - 7_260_000), stays=stays, stays_left_out=2, moves_left_out=1)
+        replace(
+            with_plan(shed(now_ms - 7_260_000), stays=stays), stays_left_out=2, moves_left_out=1
+        )
     )
     decisions.write(idle(now_ms - 61_000))
     result = run("decisions", log=log)
@@ -54,7 +56,7 @@ def test_an_outcome_has_what_was_predicted_and_what_was_measured(log: str) -> No
 
 
 def test_a_planned_move_has_the_time_that_moves_take(log: str) -> None:
-    DecisionLog(log).write(replace(shed(), moves=outcome().moves))
+    DecisionLog(log).write(with_plan(shed(), moves=outcome().plan.moves))
     assert (
         f"  t/n/0: a -> b; {move(0).reason}; moves take 10 ms\n" in run("decisions", log=log).stdout
     )
@@ -71,7 +73,7 @@ def test_decisions_prints_json(log: str) -> None:
 
 
 def test_a_move_without_a_destination_is_left_to_placement(log: str) -> None:
-    DecisionLog(log).write(replace(shed(), moves=(replace(move(0), destination=None),)))
+    DecisionLog(log).write(with_plan(shed(), moves=(replace(move(0), destination=None),)))
     assert "  t/n/0: a -> wherever placement puts it; " in run("decisions", log=log).stdout
 
 

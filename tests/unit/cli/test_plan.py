@@ -31,7 +31,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
 from equipoise.shedder.plan import Budget, Move
 from tests.channels.folding import Channel
-from tests.decisions import idle, outcome, shed
+from tests.decisions import idle, outcome, shed, with_plan
 from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import run, view_of, write
 from tests.unit.http.cluster import PATIENCE_MS, Broker, started, until
@@ -208,9 +208,9 @@ def test_a_plan_says_what_the_budget_blocks_and_until_when(tmp_path: Path) -> No
     )
     assert "1 bundle would move" in run("plan", log=log).stdout
     used = Budget(most=1.0, used=1.0)
-    DecisionLog(log).write(replace(idle(now_ms), broker="b", budget=used))
+    DecisionLog(log).write(with_plan(idle(now_ms, broker="b"), budget=used))
     assert "1 bundle would move" in run("plan", log=log).stdout
-    DecisionLog(log).write(replace(idle(now_ms), broker="a", budget=used))
+    DecisionLog(log).write(with_plan(idle(now_ms), budget=used))
     page = run("plan", log=log).stdout
     assert "Nothing would move" in page
     assert (
@@ -232,7 +232,9 @@ def test_the_last_outcome_is_shown(log: str) -> None:
     )
     DecisionLog(log).write(
         replace(
-            outcome(time.time_ns() // 1_000_000 - 65_000), moves=(), brokers=(), durations_ms={}
+            with_plan(outcome(time.time_ns() // 1_000_000 - 65_000), moves=()),
+            brokers=(),
+            durations_ms={},
         )
     )
     assert "last outcome: 1 m ago: the moves were not done\n" in run("plan", log=log).stdout

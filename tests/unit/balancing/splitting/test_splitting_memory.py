@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.splitting.splitting_memory import (
 )
 from equipoise.channel.core import propose
 from equipoise.shedder.loads import BundleTraffic, Traffic
-from equipoise.shedder.plan import Move, Stay
+from equipoise.shedder.plan import Move, Plan, Stay
 from tests.channels.folding import Channel, channel_with
 
 LIMITS = BundleLimits(messages_per_second_max=100)
@@ -200,11 +200,13 @@ def test_a_decision_about_splits_lists_successes_and_failures() -> None:
         broker="a",
         kind="split",
         strategy="AutoSplit",
-        moves=(
-            Move(bundle="x", source="a", destination="a", reason="hot"),
-            Move(bundle="y", source="a", destination="a", reason="hot"),
+        plan=Plan(
+            moves=(
+                Move(bundle="x", source="a", destination="a", reason="hot"),
+                Move(bundle="y", source="a", destination="a", reason="hot"),
+            ),
+            stays=stays,
         ),
-        stays=stays,
         counted={("Success", "MsgRate"): 1, ("Success", "Topics"): 1, ("Failure", "Unknown"): 2},
     )
     assert expected == told
@@ -227,18 +229,20 @@ def test_a_decision_about_merges_names_both_neighbours() -> None:
         broker="a",
         kind="merge",
         strategy="AutoMerge",
-        moves=(
-            Move(
-                bundle="m",
-                source="a",
-                destination="a",
-                reason="merged with n: cold",
-                cause="Underloaded",
+        plan=Plan(
+            moves=(
+                Move(
+                    bundle="m",
+                    source="a",
+                    destination="a",
+                    reason="merged with n: cold",
+                    cause="Underloaded",
+                ),
             ),
-        ),
-        stays=(
-            Stay(subject="r", reason="enough merges"),
-            Stay(subject="x", reason="its neighbour is gone"),
+            stays=(
+                Stay(subject="r", reason="enough merges"),
+                Stay(subject="x", reason="its neighbour is gone"),
+            ),
         ),
         counted={("Success", "Underloaded"): 1, ("Failure", "Unknown"): 1},
     )
@@ -260,7 +264,7 @@ def test_a_quiet_broker_records_nothing() -> None:
         decision = splitting_memory.splits_ended(
             plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0
         )
-        return None if decision is None else [stay.subject for stay in decision.stays]
+        return None if decision is None else [stay.subject for stay in decision.plan.stays]
 
     full = SplitSettings(limits=LIMITS, hits_threshold=1, bundles_max=4)
     assert [None, None] == [told(0), told(0)]
@@ -284,7 +288,7 @@ def test_cold_pairs_that_wait_are_not_recorded() -> None:
         decision = splitting_memory.merges_ended(
             plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0
         )
-        return None if decision is None else [stay.subject for stay in decision.stays]
+        return None if decision is None else [stay.subject for stay in decision.plan.stays]
 
     assert [None, names[:2], None] == [told(), told(), told()]
     splitting_memory.forget_merges()
@@ -305,6 +309,6 @@ def test_a_decision_keeps_a_bounded_number_of_stays(number: int, left_out: int) 
     told = SplittingMemory().splits_ended(plan, {}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
     assert told is not None
     assert (names[:STAYS_MAX], left_out) == (
-        [stay.subject for stay in told.stays],
+        [stay.subject for stay in told.plan.stays],
         told.stays_left_out,
     )

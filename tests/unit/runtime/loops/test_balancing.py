@@ -249,8 +249,8 @@ async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:
         await leader.worker.request(pin, timeout_ms=20_000)
         await until(lambda: stage.cluster.owner_of(bundle) is other)
         (decision,) = [decision for decision in stage.decisions if decision.strategy == OF_POLICIES]
-        assert [bundle] == [move.bundle for move in decision.moves]
-        assert "pin/one" in decision.moves[0].reason
+        assert [bundle] == [move.bundle for move in decision.plan.moves]
+        assert "pin/one" in decision.plan.moves[0].reason
 
 
 def resting_in(snapshot: Snapshot) -> set[str]:
@@ -535,8 +535,8 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
         await until(lambda: bool(outcomes()))
         outcome = outcomes()[0]
         assert bundles == [
-            *(move.bundle for move in outcome.moves),
-            *(stay.subject for stay in outcome.stays),
+            *(move.bundle for move in outcome.plan.moves),
+            *(stay.subject for stay in outcome.plan.stays),
         ]
         assert {leader.id: (1.25, 1.2), other.id: (0.75, 0.8)} == {
             each.broker: (each.predicted, each.measured) for each in outcome.brokers

@@ -17,7 +17,7 @@ from equipoise.brokers.decision_log import DECISIONS, DecisionLog
 from equipoise.brokers.runtime.loops.decision_writer import REPEATED_MS, DecisionWriter
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.side_log import SideLogUnavailable
-from equipoise.shedder.plan import Idle, Move, Stay
+from equipoise.shedder.plan import Idle, Move, Plan, Stay
 
 IDLE = Idle(result="Skip", cause="HitCount", reason="the load is even")
 MOVE = Move(bundle="t/n/0x00000000_0xffffffff", source="a", destination="b", reason="test")
@@ -57,10 +57,8 @@ def decision(
         broker="a",
         kind="shed",
         strategy=strategy,
-        moves=moves,
-        idle=idle,
+        plan=Plan(moves=moves, idle=idle, mean=mean),
         counted=counted,
-        mean=mean,
     )
 
 
@@ -92,7 +90,7 @@ def test_equal_rounds_without_moves_are_written_once_a_minute() -> None:
         for at_ms in (0, 5_000, REPEATED_MS - 1, REPEATED_MS)
     ]
     count, kept = written(Kept(), VirtualClock(boot_ms=0), steps)
-    assert (4, [0.5, 0.5 + REPEATED_MS / 1e9]) == (count, [each.mean for each in kept])
+    assert (4, [0.5, 0.5 + REPEATED_MS / 1e9]) == (count, [each.plan.mean for each in kept])
 
 
 def test_rounds_with_moves_and_the_first_round_after_them_are_written() -> None:
@@ -118,11 +116,11 @@ def test_all_rounds_of_splits_are_written() -> None:
         for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
     ]
     rounds = [
-        replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each)
+        replace(decision(strategy="AutoSplit"), kind="split", plan=Plan(stays=each))
         for each in stays
     ]
     _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(rounds)))
-    assert stays == [each.stays for each in kept]
+    assert stays == [each.plan.stays for each in kept]
 
 
 def test_decisions_that_cannot_be_written_are_lost_and_logged(

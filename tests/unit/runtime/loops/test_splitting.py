@@ -133,8 +133,8 @@ async def test_a_hot_bundle_is_split_until_each_part_is_within_the_limits(tmp_pa
         expected = [(number * sixteenth, (number + 1) * sixteenth) for number in range(4)]
         assert expected == divided.ranges[:4]
         assert {("Success", "MsgRate"): 3} == divided.counted()
-        first = next(decision for decision in divided.decisions if decision.moves)
-        (move,) = first.moves
+        first = next(decision for decision in divided.decisions if decision.plan.moves)
+        (move,) = first.plan.moves
         whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
         reason = "it has been over a limit for 2 rounds: 240 messages/s (limit: 100)"
         assert ("split", whole, broker, reason) == (
@@ -286,7 +286,7 @@ async def test_settings_switch_rounds_off_and_on(off: Off, tmp_path: Path) -> No
         await until(
             lambda: (
                 {"split", "merge"}
-                == {decision.kind for decision in divided.decisions if decision.moves}
+                == {decision.kind for decision in divided.decisions if decision.plan.moves}
             )
         )
 
@@ -311,7 +311,7 @@ async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(
             stay.subject: stay.reason
             for decision in divided.decisions
             if decision.counted
-            for stay in decision.stays
+            for stay in decision.plan.stays
         }
         assert {
             bundle_name(NAMESPACE, 0, QUARTER),
