@@ -1,14 +1,9 @@
 """Random logs on Kafka whose nodes are cut off from one another, or lose the log's end, until a
-reader is told what is not so.
-
-`python -m tests.channels.deposed_leader_hunt --seeds N` prints the first violation and exits with
-1, as `python -m tests.simulation` does; tests.mutants runs it over a product in
-which one rule is broken.
+reader is told what is not so. See tests.channels.hunting.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from dataclasses import dataclass
@@ -18,22 +13,13 @@ import pytest
 from equipoise.channel.core.errors import LogUnavailable, LogWentBack
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.kafka.log import KafkaLog
+from tests.channels.hunting import hunt, require
 from tests.kafka.fake_kafka import SILENCE, FakeKafka
 
 SCENARIO = "deposed-leader"
 DEEDS_MAX = 40
 READERS = 3
 TIMEOUT_MS = 1_000
-
-
-class ViolationError(Exception):
-    """Something that must hold does not; its text says what."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Complain unless it holds."""
-    if not holds:
-        raise ViolationError(what)
 
 
 @dataclass
@@ -118,20 +104,10 @@ def play(seed: int, patch: pytest.MonkeyPatch) -> None:
             reader.log.close()
 
 
-def main() -> int:
-    """Hunt, seed after seed."""
-    parser = argparse.ArgumentParser(prog="tests.channels.deposed_leader_hunt")
-    parser.add_argument("--seeds", type=int, default=100)
-    for seed in range(parser.parse_args().seeds):
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                play(seed, patch)
-        except ViolationError as error:
-            print(f"scenario {SCENARIO}, seed {seed};")
-            print(f"VIOLATION of {error}")
-            return 1
-    return 0
+def _play(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        play(seed, patch)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(hunt(SCENARIO, _play))

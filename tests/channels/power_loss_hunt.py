@@ -1,13 +1,9 @@
 """Machines that lose power, are restarted, and get an older copy of the log, until an offset is
-issued that somebody has seen before.
-
-`python -m tests.channels.power_loss_hunt --seeds N` prints the first violation and exits with 1;
-tests.mutants runs it over a product in which one of the guards is missing.
+issued that somebody has seen before. See tests.channels.hunting.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import sqlite3
@@ -19,8 +15,10 @@ from unittest import mock
 
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.sqlite.log import SqliteLog
+from tests.channels import hunting
+from tests.channels.hunting import ViolationError
 
 SCENARIO = "power-loss"
 DEEDS_MAX = 12
@@ -28,10 +26,6 @@ RECORDS_MAX = 8
 TIMEOUT_MS = 10_000
 
 Files = dict[str, bytes]
-
-
-class ViolationError(Exception):
-    """Something that must hold does not; its text says what."""
 
 
 class Machine:
@@ -200,22 +194,5 @@ def hunt(seed: int) -> None:
         shutil.rmtree(folder)
 
 
-def main() -> int:
-    """Hunt, seed after seed."""
-    parser = argparse.ArgumentParser(prog="tests.channels.power_loss_hunt")
-    parser.add_argument("--seeds", type=int, default=100)
-    for seed in range(parser.parse_args().seeds):
-        try:
-            hunt(seed)
-        except (ViolationError, EquipoiseError) as error:
-            print(f"scenario {SCENARIO}, seed {seed};")
-            print(
-                "VIOLATION of"
-                f" {error if isinstance(error, ViolationError) else f'a whole log is accepted: {error}'}"  # noqa: E501
-            )
-            return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(hunting.hunt(SCENARIO, hunt, no_error="a whole log is accepted"))

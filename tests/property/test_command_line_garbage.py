@@ -28,10 +28,9 @@ from equipoise.lab.results import Result
 from equipoise.lab.traces import Trace
 from equipoise.pulsar_cluster.archive import Report, open_archive
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
-from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
-from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+from tests.unit.cli.fabricated import owned_channel, run, write
 from tests.unit.pulsar_cluster.test_moving import plan_of
 from tests.unit.pulsar_cluster.written import a_life
 
@@ -263,24 +262,3 @@ def test_any_word_ends_with_a_documented_exit_code_and_no_traceback(
     assert "Traceback" not in result.stderr
     if result.exit_code in {1, 4} and not result.stdout:
         assert 1 == result.stderr.count("\n"), line
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    data=st.one_of(
-        st.binary(max_size=80),
-        st.text(max_size=40).map(lambda text: f'{{"kind": "bundle", "key": "{text}"}}'.encode()),
-    )
-)
-def test_any_bytes_on_a_log_are_shown_as_printable_text(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    channel = Channel()
-    channel.genesis()
-    channel.put_bytes(data)
-    url = write(channel.entries, tmp_path_factory.mktemp("record"))
-    for command in (["tail"], ["show", "2"], ["at", "2"], ["verify"]):
-        result = run("channel", *command, log=url)
-        assert isinstance(result.exception, SystemExit | None), result.exception
-        assert result.stdout.replace("\n", "").isprintable()
-    assert 2 == view_of(url).offset

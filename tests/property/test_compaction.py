@@ -1,117 +1,59 @@
-"""Compare the view of a compacted log with the fold of the whole history."""
+"""Compacted logs against the fold of the whole history: the same view, and a history that can be
+told, whoever compacts, dies or copies.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import CompactionRefused
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
-from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, view_of
-from equipoise.compaction.compactor import Compacted
+from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.compaction.retention import Retention
+from equipoise.compaction.writing import Step
+from tests.channels.compacted import compact as compact_without_history_snapshot
 from tests.channels.compacting import (
-    NOTHING,
     all_of,
-    all_rows,
+    begin_copy,
     compacted,
+    digests_of,
     fold,
-    image_of,
-    marker_in,
     restored_to_end,
+    told_by,
+    untold,
 )
+from tests.channels.compaction_hunt import DiedError, compacted_or_parted, play
+from tests.channels.folding import channel_with
 from tests.channels.gap_log import GapLog
 from tests.channels.walk import Walk
 
-RECORDS_MAX = 160
-
-
-def compacted_or_parted(walk: Walk, log: GapLog, retain: Retention = NOTHING) -> Compacted | None:
-    """What a compaction came to; None if it was refused, because a renewal of the walk bears a
-    digest that was never its view's.
-    """
-    try:
-        return compacted(log, retain=retain)
-    except CompactionRefused:
-        view = View()
-        assert any(apply(view, offset, decode(data)).diverged for offset, data in walk.entries)
-        return None
-
-
+RECORDS_MAX = 40
+BASE = 1_000
 seeds = st.integers(0, 2**32)
-lengths = st.lists(st.integers(0, RECORDS_MAX // 4), min_size=1, max_size=8)
 retentions = st.builds(
     Retention, unit=st.sampled_from(["offsets", "bytes", "ms"]), amount=st.integers(0, 4_000)
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=seeds, lengths=lengths, retain=retentions)
-def test_what_is_left_comes_to_the_same_view(
-    seed: int, lengths: list[int], retain: Retention
-) -> None:
-    """`fold(snapshot, channel[H:]) == fold(channel[0:])`, after each of several compactions, and
-    with records after the last.
-    """
-    walk, log = Walk(seed), GapLog()
-    for length in lengths:
-        log.put(*(walk.step() for _ in range(length)))
-        assert all_of(fold(walk.entries)) == all_of(restored_to_end(log))
-        done = compacted_or_parted(walk, log, retain)
-        if done is None:
-            break
-        assert all_of(fold(walk.entries)) == all_of(restored_to_end(log))
-        assert log.start() == done.start <= log.end() + 1
-    log.close()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=seeds, lengths=lengths)
-def test_a_snapshot_written_bit_by_bit_is_one_written_at_once(
-    seed: int, lengths: list[int]
-) -> None:
-    """Compaction by compaction a snapshot holds the rows, and says the digest, of one that is
-    written from zero each time.
-    """
-    walk, log = Walk(seed), GapLog()
-    for length in lengths:
-        log.put(*(walk.step() for _ in range(length)))
-        done = compacted_or_parted(walk, log)
-        if done is None:
-            break
-        view = fold(walk.entries)
-        if view.genesis is None:
-            assert done.horizon is None
-            assert log.compacted_snapshot().load() is None
-            continue
-        assert all_rows(view) == image_of(log).rows
-        assert (view.offset, view.digest()) == (marker_in(log).horizon, marker_in(log).digest)
-        assert sum(len(data) for _, data in walk.entries) == marker_in(log).bytes_below
-    log.close()
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=seeds, length=st.integers(1, RECORDS_MAX))
-def test_rows_hold_what_a_snapshot_holds(seed: int, length: int) -> None:
-    """A view comes back from rows and marker as it comes back from a snapshot, whatever it has been
-    through.
-    """
-    walk = Walk(seed)
-    view = fold(walk.step() for _ in range(length))
-    if view.genesis is None:
-        return
-    image = CompactedSnapshot(
-        marker=encode_marker(marker_of(view, log="a log")), rows=all_rows(view)
-    )
-    assert all_of(from_bytes(to_bytes(view))) == all_of(view_of(image))
+@given(seed=seeds)
+def test_compactors_that_die_and_overtake_one_another_lose_nothing(seed: int) -> None:
+    """The mutants show what this finds."""
+    play(seed)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=seeds, lengths=lengths, reads=st.integers(0, RECORDS_MAX))
+@given(
+    seed=seeds,
+    lengths=st.lists(st.integers(0, RECORDS_MAX), min_size=1, max_size=8),
+    reads=st.integers(0, 4 * RECORDS_MAX),
+)
 def test_a_snapshot_of_ones_own_goes_on_or_gives_way(
     seed: int, lengths: list[int], reads: int
 ) -> None:
@@ -132,4 +74,78 @@ def test_a_snapshot_of_ones_own_goes_on_or_gives_way(
             mine is not None and mine.offset >= 0 and mine.offset + 1 >= log.start()
         )
         assert all_of(fold(walk.entries)) == all_of(restored_to_end(log, own=mine))
+    log.close()
+
+
+def compact_or_die(log: GapLog, retain: Retention, dies_at: Step | None) -> bool:
+    """Compact, as far as it comes; whether it came to its end. It is refused where a renewal of the
+    walk bears a digest of no view.
+    """
+
+    def step(told: str) -> None:
+        if told == dies_at:
+            raise DiedError
+
+    with suppress(DiedError, CompactionRefused):
+        compacted(log, retain=retain, step=step)
+        return True
+    return False
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=seeds,
+    lengths=st.lists(st.integers(1, RECORDS_MAX), min_size=3, max_size=6),
+    cut_after=st.integers(0, 2),
+    retain=retentions,
+)
+def test_a_log_that_was_cut_without_a_history_is_told_from_then_on(
+    seed: int, lengths: list[int], cut_after: int, retain: Retention
+) -> None:
+    """Where a compactor without a history snapshot cut the log, its snapshot becomes the history
+    snapshot, as long as possible.
+    """
+    walk, log = Walk(seed), GapLog()
+    known_from = 0
+    for number, length in enumerate(lengths):
+        log.put(*(walk.step() for _ in range(length)))
+        if number == cut_after and fold(walk.entries).genesis is not None:
+            known_from = compact_without_history_snapshot(log).offset
+        elif compact_or_die(log, retain, None):
+            assert (
+                earliest(log).view.offset == known_from
+                if log.start() <= known_from + 1 and known_from
+                else not untold(log)
+            )
+        assert told_by(log).items() <= digests_of(walk.entries).items() | {(-1, 0)}
+    log.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    renewals=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    retain=retentions,
+    dies_at=st.sampled_from([None, *Step]),
+)
+def test_a_copy_is_told_from_its_beginning(
+    renewals: list[int], retain: Retention, dies_at: Step | None
+) -> None:
+    """A copy begins with its snapshot, which becomes the history snapshot when it is first
+    replaced.
+    """
+    channel, log = channel_with("a:1"), GapLog()
+    begin_copy(log, channel, base=BASE)
+    digests = {BASE: channel.view.digest()}
+    [genesis] = log.read(1, limit=1)
+    apply(channel.view, BASE + genesis.offset, decode(genesis.data))
+    digests[channel.view.offset] = channel.view.digest()
+    for count in renewals:
+        for _ in range(count):
+            offset = channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
+            log.put((offset - BASE, channel.entries[-1][1]))
+            digests[offset] = channel.view.digest()
+        is_whole = compact_or_die(log, retain, dies_at)
+        assert told_by(log).items() <= digests.items()
+        assert not untold(log) or not is_whole
+        assert BASE in told_by(log) or log.start() > 1 or not is_whole
     log.close()

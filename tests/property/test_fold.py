@@ -5,7 +5,7 @@ model's word on each verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import orjson
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.difference import changes_between
 from equipoise.channel.core.digest import (
     DIGEST_MODULUS,
     broker_part,
@@ -26,10 +27,10 @@ from equipoise.channel.core.digest import (
 from equipoise.channel.core.entries import (
     BrokerChanged,
     BundleChanged,
+    Change,
     LevelChanged,
     NamespaceChanged,
     PolicyChanged,
-    Verdict,
 )
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
@@ -38,6 +39,7 @@ from equipoise.channel.core.view import View, apply
 from tests.channels.model import Model, facts, facts_of, judge
 from tests.channels.walk import CUTS, STRANGE, Walk
 
+ORDER = (LevelChanged, PolicyChanged, NamespaceChanged, BrokerChanged, BundleChanged)
 # Points at and around every place where a walk cuts.
 POINTS = sorted({0, 1, HASH_MAX, *(cut + nearby for cut in CUTS for nearby in (-1, 0, 1))})
 
@@ -168,7 +170,7 @@ def check_holders(view: View) -> None:
         assert all(holder in view.live for holder in holders)
 
 
-def changes_between(before: View, after: View) -> Counter[str]:
+def slow_changes(before: View, after: View) -> Counter[str]:
     """What a listener must be told, from the two views alone; brokers as status and incarnation."""
     told: Counter[str] = Counter()
     for name in {**before.bundles, **after.bundles}:
@@ -194,17 +196,23 @@ def changes_between(before: View, after: View) -> Counter[str]:
     return told
 
 
-def changes_told(verdict: Verdict) -> Counter[str]:
-    """The changes of a verdict, spelled as `changes_between` spells them."""
-    told: Counter[str] = Counter()
-    for change in verdict.changes:
+def told(changes: Iterable[Change]) -> Counter[str]:
+    """Changes, spelled as `slow_changes` spells them."""
+    found: Counter[str] = Counter()
+    for change in changes:
         if isinstance(change, LevelChanged):
-            told[repr((LevelChanged, change.before, change.after))] += 1
+            found[repr((LevelChanged, change.before, change.after))] += 1
         elif isinstance(change, BrokerChanged):
-            told[repr((BrokerChanged, change.name, change.before, change.after, change.dead))] += 1
+            found[repr((BrokerChanged, change.name, change.before, change.after, change.dead))] += 1
         else:
-            told[repr((type(change), change.before, change.after))] += 1
-    return told
+            found[repr((type(change), change.before, change.after))] += 1
+    return found
+
+
+def place_of(change: Change) -> tuple[int, bool, str]:
+    """Where a change comes among those between two views: bundles that are gone before others."""
+    stays = isinstance(change, BundleChanged) and change.after is not None
+    return ORDER.index(type(change)), stays, getattr(change, "name", "")
 
 
 def steps(walk: Walk, length: int) -> Iterator[tuple[int, AnyRecord | Unreadable]]:
@@ -278,7 +286,7 @@ def test_a_rejected_record_changes_nothing_but_its_publishers_sequence(
     for offset, record in steps(walk, length):
         before = from_bytes(to_bytes(view))
         verdict = apply(view, offset, record)
-        assert changes_between(before, view) == changes_told(verdict)
+        assert slow_changes(before, view) == told(verdict.changes)
         if not verdict.accepted:
             speaker = (
                 before.live.get(record.incarnation) if record.incarnation is not None else None
@@ -291,6 +299,22 @@ def test_a_rejected_record_changes_nothing_but_its_publishers_sequence(
             if speaker is not None and settles and before.genesis is not None:
                 before.raise_sequence(speaker, record.sequence or 0)
             assert dump(before) == dump(view)
+
+
+@settings(deadline=None)
+@given(walk=walks, length=lengths, start=st.integers(0, 160))
+def test_the_difference_of_two_views_is_what_lies_between(
+    walk: Walk, length: int, start: int
+) -> None:
+    """Between any two views of a walk, in the order that the comparison promises."""
+    view, before = View(), View()
+    for place, (offset, record) in enumerate(steps(walk, length)):
+        if place == start:
+            before = from_bytes(to_bytes(view))
+        apply(view, offset, record)
+    changes = changes_between(before, view)
+    assert slow_changes(before, view) == told(changes)
+    assert sorted(changes, key=place_of) == list(changes)
 
 
 @settings(max_examples=40, deadline=None)

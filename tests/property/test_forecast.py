@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Final
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.forecast import Forecast, Level, Standing, forecast_of
+from equipoise.brokers.balancing.forecast import Forecast, Standing, forecast_of
 from equipoise.brokers.balancing.settings.balancing_settings import POLICIES
-from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure, Policy
 from equipoise.shedder.snapshot import Snapshot
-from tests.property.test_balanced import clusters
 from tests.property.test_shedders import SEEDS, STRATEGIES, ruled, sound, spoiled
 from tests.shedding import plan_of
 
@@ -110,55 +107,6 @@ def test_a_round_without_moves_changes_nothing(seed: int, strategy: Policy) -> N
             assert broker.before == broker.after
     assert math.isfinite(forecast.moved_bytes_per_second)
     assert 0 <= forecast.moved_share
-
-
-@given(clusters())
-def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
-    snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
-    forecast = forecast_of(
-        snapshot, plan_of(BalancedShedder(), snapshot), measure=Measure(kind="cost")
-    )
-    piles = {
-        broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles}
-        for broker in snapshot.brokers
-    }
-    for each in forecast.plan.moves:
-        assert each.destination is not None
-        piles[each.destination][each.bundle] = piles[each.source].pop(each.bundle)
-    for broker in forecast.brokers:
-        assert len(piles[broker.broker]) == broker.after.bundles
-        assert math.fsum(piles[broker.broker].values()) == pytest.approx(
-            broker.after.cost, rel=1e-6, abs=1e-6 * broker.before.cost
-        )
-    fills = {
-        name: math.fsum(pile.values()) / capacity_of(snapshot, name) for name, pile in piles.items()
-    }
-    taking = [broker.broker for broker in forecast.brokers if broker.apart is None]
-    assume(taking and any(fills.values()))
-    assert_level(forecast, [fills[name] for name in taking], mean_fill(snapshot, taking))
-
-
-def capacity_of(snapshot: Snapshot, name: str) -> int:
-    return next(broker.capacity for broker in snapshot.brokers if broker.broker == name)
-
-
-def mean_fill(snapshot: Snapshot, taking: list[str]) -> float:
-    brokers = [broker for broker in snapshot.brokers if broker.broker in taking]
-    return math.fsum(bundle.cost for broker in brokers for bundle in broker.bundles) / sum(
-        broker.capacity for broker in brokers
-    )
-
-
-def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
-    if whole == 0:
-        assert Level(mean=0.0, deviation=0.0) == forecast.after
-        return
-    mean = sum(fill / whole for fill in fills) / len(fills)
-    deviation = (sum((fill / whole - mean) ** 2 for fill in fills) / len(fills)) ** 0.5
-    assert forecast.after is not None
-    assert (mean, deviation) == pytest.approx(
-        (forecast.after.mean, forecast.after.deviation), rel=1e-6, abs=1e-6
-    )
 
 
 @given(SEEDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,6 +20,7 @@ from equipoise.brokers.balancing.placement import (
     LeastResourceUsageWithWeight,
     Placement,
     RoundRobin,
+    believed,
     by_messages,
 )
 from equipoise.channel.core import propose
@@ -28,7 +29,7 @@ from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic, fault_of
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -163,36 +164,67 @@ def matches(patterns: list[str], text: str) -> bool:
     return any(re.fullmatch(pattern, text) for pattern in patterns)
 
 
-def broken_rule(case: Case, bundle: BundleEntry, broker: str) -> str | None:
-    """The hard rule that a placement breaks, if any."""
-    entry = case.channel.view.brokers[broker]
-    if entry.status != "up":
-        return f"{broker} is {entry.status}"
-    covering = []
+def is_unreadable(document: Document) -> bool:
+    return "(" in listed(document, "primary")
+
+
+def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
+    """The brokers that one isolation policy allows: its primaries, and its secondaries while too
+    few primaries are available.
+    """
+    primaries = [broker for broker in left if matches(listed(document, "primary"), broker)]
+    threshold = document["usage_threshold"]
+    assert isinstance(threshold, int)
+    available = [
+        name
+        for name in primaries
+        if name not in loads or loads[name].averages.weighted_max * 100 < threshold
+    ]
+    helpers = [broker for broker in left if matches(listed(document, "secondary"), broker)]
+    return [
+        broker
+        for broker in left
+        if broker in primaries
+        or (broker in helpers and len(available) < int(document["min_limit"]))
+    ]
+
+
+def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
+    """Whether isolation policies and pins allow a broker, among all that take bundles."""
+    fit = [
+        name
+        for name in BROKERS
+        if case.channel.view.brokers[name].status == "up"
+        and (name not in loads or loads[name].topics < case.rules.topics_max)
+    ]
+    left = sorted({*fit, broker})
+    isolations = {
+        key: document
+        for key, document in sorted(case.policies.items())
+        if key.startswith("isolation/")
+    }
+    covering = [
+        document
+        for document in isolations.values()
+        if matches(listed(document, "namespaces"), bundle.namespace)
+    ]
+    if any(is_unreadable(document) for document in covering):
+        return False
+    for document in covering:
+        left = left_by(document, left, loads)
+    others = [document for document in isolations.values() if not is_unreadable(document)]
+    if not covering and any(matches(listed(document, "primary"), broker) for document in others):
+        return False
     for key, document in case.policies.items():
-        if key.startswith("pin/"):
+        if key.startswith("pin/") and document["namespace"] == bundle.namespace:
             low, high = (int(end, 16) for end in str(document["range"]).split("_"))
             if (
-                document["namespace"] == bundle.namespace
-                and low < bundle.high
+                low < bundle.high
                 and bundle.low < high
                 and broker not in listed(document, "brokers")
             ):
-                return f"{key} names others"
-        elif matches(listed(document, "namespaces"), bundle.namespace):
-            covering.append(document)
-            if "(" in listed(document, "primary"):
-                return f"{key} cannot be read"
-            if not matches(listed(document, "primary") + listed(document, "secondary"), broker):
-                return f"{key} does not name {broker}"
-    readable = [
-        document
-        for key, document in case.policies.items()
-        if key.startswith("isolation/") and "(" not in listed(document, "primary")
-    ]
-    if not covering and any(matches(listed(document, "primary"), broker) for document in readable):
-        return f"{broker} is kept for others"
-    return None
+                return False
+    return broker in left
 
 
 @settings(max_examples=150, deadline=None)
@@ -205,31 +237,21 @@ def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
     ]
     avoid = {bundle.name: frozenset({case.channel.incarnation("a1")}) for bundle in free[::3]}
     for strategy in strategies_of(case):
-        loads = {} if isinstance(strategy, RoundRobin) else case.loads
+        loads = {} if isinstance(strategy, RoundRobin) else dict(believed(case.loads))
         placed = strategy.place(view, free, avoid=avoid, at_most=at_most)
-        for name, incarnation in placed.items():
-            broker = view.live[incarnation].broker
-            assert None is broken_rule(case, view.bundles[name], broker)
-            assert incarnation not in avoid.get(name, ())
-        # A report with an impossible figure does not count, nor do the topics in it.
-        full = [
-            name
-            for name, load in loads.items()
-            if load.topics >= case.rules.topics_max and fault_of(load) is None
-        ]
-        can = [
-            bundle.name
-            for bundle in free
-            if any(
-                broken_rule(case, bundle, broker) is None
+
+        def fits(broker: str, bundle: BundleEntry, loads: dict[str, BrokerLoad] = loads) -> bool:
+            return (
+                view.brokers[broker].status == "up"
+                and may_have(case, loads, broker, bundle)
+                and (broker not in loads or loads[broker].topics < case.rules.topics_max)
                 and case.channel.incarnation(broker) not in avoid.get(bundle.name, ())
-                for broker in BROKERS
-                if broker not in full
             )
-        ]
-        # Whether primaries suffice is not judged here.
-        if all(not name.startswith("isolation/") for name in case.policies):
-            assert set(can[:at_most]) <= set(placed)
+
+        for name, incarnation in placed.items():
+            assert fits(view.live[incarnation].broker, view.bundles[name])
+        can = [bundle.name for bundle in free if any(fits(broker, bundle) for broker in BROKERS)]
+        assert set(can[:at_most]) <= set(placed)
         assert len(placed) <= at_most
 
 

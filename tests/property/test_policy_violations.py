@@ -4,8 +4,6 @@ nothing else moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,77 +16,12 @@ from equipoise.brokers.balancing.placement import (
 )
 from equipoise.brokers.balancing.policy_violations import policy_violations
 from equipoise.channel.core import propose
-from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.plan import Move
 from tests.channels.folding import Channel
-from tests.property.test_placement_rules import BROKERS, Case, cases, listed, matches
+from tests.property.test_placement_rules import Case, cases, may_have
 
 EVERYTHING = 1_000
-
-
-def is_unreadable(document: Document) -> bool:
-    return "(" in listed(document, "primary")
-
-
-def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
-    """The brokers that one isolation policy allows: its primaries, and its secondaries while too
-    few primaries are available.
-    """
-    primaries = [broker for broker in left if matches(listed(document, "primary"), broker)]
-    threshold = document["usage_threshold"]
-    assert isinstance(threshold, int)
-    available = [
-        name
-        for name in primaries
-        if name not in loads or loads[name].averages.weighted_max * 100 < threshold
-    ]
-    helpers = [broker for broker in left if matches(listed(document, "secondary"), broker)]
-    return [
-        broker
-        for broker in left
-        if broker in primaries
-        or (broker in helpers and len(available) < int(document["min_limit"]))
-    ]
-
-
-def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
-    """Whether isolation policies and pins allow a broker, among all that take bundles."""
-    fit = [
-        name
-        for name in BROKERS
-        if case.channel.view.brokers[name].status == "up"
-        and (name not in loads or loads[name].topics < case.rules.topics_max)
-    ]
-    left = sorted({*fit, broker})
-    isolations = {
-        key: document
-        for key, document in sorted(case.policies.items())
-        if key.startswith("isolation/")
-    }
-    covering = [
-        document
-        for document in isolations.values()
-        if matches(listed(document, "namespaces"), bundle.namespace)
-    ]
-    if any(is_unreadable(document) for document in covering):
-        return False
-    for document in covering:
-        left = left_by(document, left, loads)
-    others = [document for document in isolations.values() if not is_unreadable(document)]
-    if not covering and any(matches(listed(document, "primary"), broker) for document in others):
-        return False
-    for key, document in case.policies.items():
-        if key.startswith("pin/") and document["namespace"] == bundle.namespace:
-            low, high = (int(end, 16) for end in str(document["range"]).split("_"))
-            if (
-                low < bundle.high
-                and bundle.low < high
-                and broker not in listed(document, "brokers")
-            ):
-                return False
-    return broker in left
 
 
 def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:

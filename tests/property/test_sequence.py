@@ -97,28 +97,6 @@ def test_rows_do_not_depend_on_batches_and_restarts(
 
 @settings(max_examples=40, deadline=None)
 @given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
-def test_a_restored_view_is_that_of_the_fold(walk: Walk, length: int) -> None:
-    view = View()
-    state: dict[str, bytes] = {}
-    sequence = sequence_from()
-    for _ in range(length):
-        offset, data = walk.step()
-        apply(view, offset, decode(data))
-        assert list(sequence.feed([Arrival("channel", offset, 0, data)]))
-        keep(state, sequence.changed_rows())
-    restored = sequence_from(state).view
-    assert view.digest() == restored.digest()
-    assert view.offset == restored.offset
-    promised = {
-        name: (broker.sequence, broker.digest_after) for name, broker in view.brokers.items()
-    }
-    assert promised == {
-        name: (broker.sequence, broker.digest_after) for name, broker in restored.brokers.items()
-    }
-
-
-@settings(max_examples=40, deadline=None)
-@given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
 def test_every_record_has_a_row_and_a_fact_with_the_folds_verdict(walk: Walk, length: int) -> None:
     arrivals = arrivals_of(walk, length=length)
     view = View()

@@ -230,16 +230,10 @@ def check(snapshot: Snapshot, seed: int) -> None:
             assert figure is None or math.isfinite(figure)
 
 
-@settings(max_examples=300)
-@given(seed=SEEDS)
-def test_a_plan_is_sane_where_reports_are_true(seed: int) -> None:
-    check(cluster_of(seed, faults_max=0), seed)
-
-
-@settings(max_examples=300)
-@given(seed=SEEDS)
-def test_a_plan_is_sane_whatever_is_reported(seed: int) -> None:
-    check(cluster_of(seed, faults_max=3), seed)
+@settings(max_examples=400)
+@given(seed=SEEDS, faults_max=st.sampled_from([0, 3]))
+def test_a_plan_is_sane_whatever_is_reported(seed: int, faults_max: int) -> None:
+    check(cluster_of(seed, faults_max=faults_max), seed)
 
 
 @settings(max_examples=300)

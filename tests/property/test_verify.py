@@ -11,20 +11,18 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import AnyRecord, Renewed
+from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.inspect.findings import Findings, Kind
 from equipoise.channel.inspect.verify import Audit, verify
 from equipoise.channel.sqlite.log import SqliteLog
-from tests.channels.folding import Channel, channel_with
+from tests.channels.busy_channel import BusyChannel
 from tests.unit.sqlite.sqlite_files import make
 
-BROKERS = ("a:1", "b:1", "c:1")
 RECORDS = 80
 URL = "sqlite:log.db"
 SEEDS = st.integers(0, 999)
@@ -32,53 +30,13 @@ PLACES = st.floats(0, 1, exclude_max=True)
 FLIPS = st.integers(1, 255)
 
 
-def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
-    """What some broker, or an admin, who has read the whole log may well propose next."""
-    broker = rng.choice(BROKERS)
-    if rng.random() < 0.4:
-        return propose.renewed(channel.author(broker), channel.broker(broker))
-    bundle = rng.choice(list(channel.view.bundles.values()))
-    right = channel.view.right_neighbour(bundle)
-    target = channel.incarnation(
-        rng.choice([name for name in BROKERS if channel.incarnation(name) != bundle.owner])
-    )
-    name_of = {channel.incarnation(name): name for name in BROKERS}
-    owner, source = name_of.get(bundle.owner or 0, broker), name_of.get(bundle.source or 0, broker)
-    match bundle.phase:
-        case "free":
-            return propose.assign(channel.author(broker), bundle, owner=target, reason="looked up")
-        case "assigning":
-            return propose.opened(channel.author(owner), bundle)
-        case "transferring":
-            return propose.prepared(channel.author(owner), bundle)
-        case "handing_over":
-            return propose.hand_over(channel.author(source), bundle, handover=b"state")
-        case "unloading":
-            return propose.released(channel.author(source), bundle)
-        case "splitting":
-            return propose.split(
-                channel.author(owner), bundle, cuts=[(bundle.low + bundle.high) // 2]
-            )
-    if right is not None and right.phase == "owned" and right.owner == bundle.owner:
-        return propose.merge(channel.admin(), bundle, right)
-    return rng.choice(
-        (
-            propose.transfer(channel.admin(), bundle, destination=target, reason="overloaded"),
-            propose.unload(channel.admin(), bundle),
-            propose.start_split(channel.author(broker), bundle, algorithm="range_equally_divide"),
-        )
-    )
-
-
 def honest_channel(seed: int) -> list[bytes]:
     """The records of a channel that is in order, races lost included; the record at index i stands
     at offset i + 1.
     """
-    rng = random.Random(seed)
-    channel = channel_with(*BROKERS, bundles=2)
+    rng, channel = random.Random(seed), BusyChannel(seed=seed, bundles=2)
     for _ in range(RECORDS):
-        record = honest_record(channel, rng)
-        channel.put(record)
+        channel.renew_or_move()
         if rng.random() < 0.1:
             channel.put_bytes(rng.choice(channel.entries)[1])  # A late duplicate.
     return [data for _, data in channel.entries]

@@ -7,15 +7,25 @@ from dataclasses import replace
 import pytest
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.codec import encode
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.difference import Resync, resync_between
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, NamespaceChanged
 from equipoise.channel.core.errors import BegunAbove, ForeignLog, LevelTooNew, LogWentBack
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Joined, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.view import View
-from tests.channels.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
+from equipoise.channel.core.view import View, apply
+from tests.channels.folding import (
+    CLUSTER,
+    NAMESPACE,
+    Channel,
+    channel_in,
+    channel_with,
+    joined,
+    raise_level,
+)
 
 BASE = 5_000
 
@@ -166,3 +176,27 @@ def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
     assert raised == reader.view.offset
     with pytest.raises(LevelTooNew):
         Reader(log="memory:x", view=reader.view)
+
+
+def test_a_resync_tells_where_it_began_and_where_it_ended() -> None:
+    """A resync bears both offsets, and its changes: here the namespace's creation before that of
+    its bundle.
+    """
+    channel = channel_with("a")
+    before = View()
+    for offset, data in channel.entries[:1]:
+        apply(before, offset, decode(data))
+    resync = resync_between(before, channel.view)
+    assert (1, channel.view.offset) == (resync.before, resync.offset)
+    kinds = [type(change) for change in resync.changes]
+    assert [NamespaceChanged, BrokerChanged, BundleChanged] == kinds
+    assert NAMESPACE == getattr(resync.changes[0], "name", None)
+
+
+def test_nothing_changed_is_a_resync_without_changes() -> None:
+    """A view compared with an equal one, and across renewals alone, has not changed."""
+    channel = channel_with("a")
+    same = from_bytes(to_bytes(channel.view))
+    assert Resync(before=same.offset, offset=same.offset, changes=()) == resync_between(
+        same, channel.view
+    )
