@@ -229,7 +229,7 @@ class _Run:
         sample = sampled(
             carried, broker=broker, at_ms=at_ms, resources=resources, settings=self._settings
         )
-        report = Report(sample=sample, at_ms=now_ms, open_bundles=carried.settled)
+        report = Report(sample=sample, at_ms=now_ms, open_bundles=tuple(carried.settled))
         if report_due(last, report, rules):
             reporter.reported = report
             self._arriving.append((now_ms + self._conditions.delay_ms, sample))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from heapq import nlargest
 from typing import Final
 from zlib import crc32
@@ -34,17 +34,17 @@ def tag_of(name: str) -> int:
     return crc32(name.encode()) >> 8
 
 
-def pack(names: Sequence[str], costs: Sequence[float]) -> bytes:
-    """Return the column of these bundles, in their order; empty if their total is 0 or not
-    finite.
+def pack(costs: Mapping[str, float], *, total: float) -> bytes:
+    """Return the column of these bundles, in their order; empty if `total`, the broker's cost, is 0
+    or not finite.
     """
-    total = sum(costs)
     if not 0 < total < math.inf:
         return b""
-    places: Sequence[int] = range(len(names))
-    if len(names) > COSTS_MAX:
-        places = sorted(nlargest(COSTS_MAX, places, key=costs.__getitem__))
-    entries = [tag_of(names[place]) << 8 | _step(total, costs[place]) for place in places]
+    names: Iterable[str] = costs
+    if len(costs) > COSTS_MAX:
+        most = set(nlargest(COSTS_MAX, costs, key=costs.__getitem__))
+        names = (name for name in costs if name in most)
+    entries = [tag_of(name) << 8 | _step(total, costs[name]) for name in names]
     return struct.pack(f">{len(entries)}I", *entries)
 
 

@@ -32,7 +32,7 @@ class Sample:
     * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured
       weights.
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
-    * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see
+    * `bundles`: its busiest, lightest first. `column`: the costs of all but newcomers, see
       `shedder.cost_column`.
     * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
     * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known

@@ -6,6 +6,8 @@ the load bus.
   bundle.
 * A report names only the busiest bundles, and carries the costs of many more in a column
   (`shedder.cost_column`). Each other bundle weighs an equal part of the rest of its broker's cost.
+  A bundle that has just come is in neither: what its broker has counted covers only a part of a
+  period, and equal bundles would look unequal.
 * `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers'
   reports.
 """
@@ -370,9 +372,10 @@ class _Scales:
             for name, summary in self.by_broker.items()
         }
         self._unnamed = {name: cost for name, cost in counted_only.items() if cost is not None}
-        counted = [max(summary.load.bundle_count, len(summary.costs)) for summary in oldest_first]
-        cost = sum(summary.cost for summary in oldest_first)
-        self._mean = cost / sum(counted) if sum(counted) else IDLE_COST
+        known = [summary for summary in oldest_first if summary.costs or summary.column]
+        counted = sum(max(summary.load.bundle_count, len(summary.costs)) for summary in known)
+        cost = sum(summary.cost for summary in known)
+        self._mean = cost / counted if counted else IDLE_COST
 
     def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
         """Return the cost of each bundle at `broker`, at least `IDLE_COST`.
@@ -396,9 +399,11 @@ class _Scales:
 
 def _counted_cost(summary: Summary, column: Mapping[int, float]) -> float | None:
     """Return the mean cost of bundles that a summary only counts, which may be negative; None if
-    there are none.
+    there are none, or if it has the cost of no bundle: then all have just come.
     """
     named = summary.costs
+    if not named and not column:
+        return None
     named_tags = {tag_of(name) for name in named}
     tagged = {tag: cost for tag, cost in column.items() if tag not in named_tags}
     counted = summary.load.bundle_count - len(named) - len(tagged)

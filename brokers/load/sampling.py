@@ -56,13 +56,23 @@ class Carried:
     producers: Sequence[int] = ()
 
     @property
-    def settled(self) -> tuple[str, ...]:
-        """The bundles whose figures cover a whole period."""
-        return (
-            tuple(name for name in self.names if name not in self.newcomers)
-            if self.newcomers
-            else self.names
-        )
+    def settled(self) -> Mapping[str, float]:
+        """The costs of the bundles whose figures cover a whole period, by name."""
+        return {
+            name: cost
+            for name, cost in zip(self.names, self.costs, strict=True)
+            if name not in self.newcomers
+        }
+
+    @property
+    def cost(self) -> float:
+        """The total cost. Each newcomer counts as the mean of the other bundles, if there are
+        any.
+        """
+        settled = self.settled
+        if not settled:
+            return math.fsum(self.costs)
+        return math.fsum(settled.values()) * len(self.names) / len(settled)
 
     @property
     def traffic(self) -> Traffic:
@@ -302,9 +312,9 @@ def sampled(
         traffic=carried.traffic,
         bundle_count=len(carried.names),
         topics=sum(carried.topics),
-        cost=sum(carried.costs),
+        cost=carried.cost,
         bundles=carried.busiest(rules.bundles_max),
-        column=pack(carried.names, carried.costs),
+        column=pack(carried.settled, total=carried.cost),
         noise=carried.noise,
         cpu_use=carried.cpu_use,
         cpu_cost=carried.cpu_cost,

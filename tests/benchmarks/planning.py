@@ -73,7 +73,7 @@ def samples_of(view: View) -> Iterator[Sample]:
                 )
                 for name in busiest
             ),
-            column=pack(tuple(costs), tuple(costs.values())),
+            column=pack(costs, total=sum(costs.values())),
         )
 
 

@@ -107,7 +107,8 @@ class LoadReporter:
                 self._worker.loads.resources = sample.resources
             if sample is not None and is_member:
                 await self._report(
-                    Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings
+                    Report(sample=sample, at_ms=now.boot_ms, open_bundles=tuple(carried.settled)),
+                    settings,
                 )
         # A figure that the system does not have must not end the reports.
         except Exception as error:  # noqa: BLE001

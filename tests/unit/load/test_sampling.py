@@ -18,6 +18,7 @@ from equipoise.brokers.load.sampling import (
     sampled,
 )
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.cost_column import tag_of, unpack
 from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
@@ -270,3 +271,10 @@ def test_a_newcomer_counts_but_is_not_named_yet() -> None:
             carried.traffic.messages_in_per_second,
             sorted(carried.settled),
         )
+        # The other counts as the bundle that is known, and no reader takes it for its cost.
+        sample = sampled(
+            carried, broker="a", at_ms=7, resources=Resources(), settings=BalancingSettings()
+        )
+        total = carried.settled["t/n/a"] + carried.settled.get("t/n/b", carried.settled["t/n/a"])
+        assert pytest.approx(total) == sample.cost
+        assert {tag_of(name) for name in named} == set(unpack(sample.column, sample.cost))

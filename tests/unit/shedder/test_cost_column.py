@@ -22,17 +22,19 @@ HALVES = tuple(
 
 @given(st.lists(st.floats(10, 1e6), min_size=1, max_size=50))
 def test_each_cost_is_read_nearly_as_it_was_written(costs: list[float]) -> None:
-    names = [f"t/n/{number}" for number in range(len(costs))]
-    column, total = pack(names, costs), sum(costs)
+    named = {f"t/n/{number}": cost for number, cost in enumerate(costs)}
+    total = sum(costs)
+    column = pack(named, total=total)
     assert ENTRY_BYTES * len(costs) == len(column)
     read = unpack(column, total)
-    for name, cost in zip(names, costs, strict=True):
+    for name, cost in named.items():
         assert math.isclose(max(cost, total / 62_000), read[tag_of(name)], rel_tol=0.03)
 
 
 def test_the_most_costly_bundles_are_kept() -> None:
     names = [f"t/n/{number}" for number in range(COSTS_MAX + 1)]
-    column = pack(names, [float(number + 1) for number in range(len(names))])
+    costs = {name: float(number + 1) for number, name in enumerate(names)}
+    column = pack(costs, total=sum(costs.values()))
     assert COSTS_MAX * ENTRY_BYTES == len(column)
     assert {tag_of(name) for name in names[1:]} == set(unpack(column, 1.0))
 
@@ -45,9 +47,8 @@ def test_the_most_costly_bundles_are_kept() -> None:
 def test_any_figures_and_any_bytes_give_costs_within_the_total(
     costs: list[float], column: bytes, total: float
 ) -> None:
-    assert len(pack([f"t/n/{number}" for number in range(len(costs))], costs)) <= ENTRY_BYTES * len(
-        costs
-    )
+    named = {f"t/n/{number}": cost for number, cost in enumerate(costs)}
+    assert len(pack(named, total=sum(costs))) <= ENTRY_BYTES * len(costs)
     assert all(0 <= cost <= total for cost in unpack(column, total).values())
 
 
@@ -65,7 +66,7 @@ def reported(broker: str, *costs: float, total: float | None = None, counted: in
     load = BrokerLoad(
         taken_ms=0, averages=Averages(weighted_max=0.0, bytes_per_second=0.0), bundle_count=counted
     )
-    column = pack(HALVES[: len(costs)], costs)
+    column = pack(dict(zip(HALVES, costs, strict=False)), total=sum(costs))
     return Summary(
         broker=broker, load=load, cost=sum(costs) if total is None else total, column=column
     )

@@ -163,7 +163,10 @@ def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
 def test_unnamed_bundles_share_the_rest_of_the_cost(channel: Channel) -> None:
     """Unnamed bundles share the rest of their broker's cost. None costs less than an idle one."""
     shared = taken(
-        channel, report("a", unnamed=2, unnamed_cost=100), report("b", right=7), report("c")
+        channel,
+        report("a", whole=5, unnamed=2, unnamed_cost=100),
+        report("b", right=7),
+        report("c"),
     )
     assert {LEFT: 50.0, RIGHT: IDLE_COST + 7} == weighed_costs(shared)
     nothing_left = taken(
@@ -174,12 +177,15 @@ def test_unnamed_bundles_share_the_rest_of_the_cost(channel: Channel) -> None:
 
 def test_a_bundle_of_unknown_cost_costs_the_mean(channel: Channel) -> None:
     """A bundle that arrived after the report, from a broker that did not name it, costs the mean of
-    all bundles.
+    all bundles. So does one of a broker whose bundles have all just come: what that counted covers
+    only a part of a period.
     """
-    reports = (report("a"), report("b", right=50), report("c", unnamed=3, unnamed_cost=60))
+    reports = (report("a"), report("b", right=50), report("c", whole=0, unnamed=3, unnamed_cost=60))
     snapshot = taken(channel, *reports)
-    assert {LEFT: (IDLE_COST + 50 + 60) / 4, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
+    assert {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
     assert broker_of(snapshot, "a").barred is None
+    just_come = taken(channel, report("a", unnamed=1, unnamed_cost=20), *reports[1:])
+    assert weighed_costs(snapshot) == weighed_costs(just_come)
     assert {LEFT: IDLE_COST, RIGHT: IDLE_COST} == weighed_costs(
         taken(channel, report("a"), report("b"), report("c"))
     )
