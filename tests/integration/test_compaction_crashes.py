@@ -81,7 +81,8 @@ class LiveChannel:
         return view
 
 
-@pytest.fixture(params=["sqlite", "kafka"])
+# A claim on Kafka takes up to a second, and each step has several.
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.soak)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A log that processes share."""
     if request.param == "sqlite":

@@ -5,7 +5,6 @@ file.
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 import uuid
@@ -19,19 +18,19 @@ import httpx
 import pytest
 from aiohttp import web
 
-from equipoise import identity_of
+from equipoise import Client, identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
+    ForeignLog,
     InvalidName,
     LogReplaced,
     OperatorError,
 )
 from equipoise.channel.system.deadline import Deadline
-from tests.house.house_rules import ROOT
 from tests.unit.security.signing import SETTINGS, bearer, token
 
 pytestmark = pytest.mark.integration
@@ -102,53 +101,6 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
         served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
         assert all(isinstance(each, Ownership) for each in served)
         assert b"goes" in keeper.handed_over
-
-
-async def test_an_embedded_broker_logs_its_joins_and_moves(
-    tmp_path: Path, log_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At level info, to the loggers and with the fields that docs/reference/log-lines.md names."""
-    caplog.set_level("INFO", logger="equipoise")
-    async with (
-        Worker(log_url, Keeper(), broker_id="stays", data_dir=tmp_path / "stays"),
-        Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes,
-    ):
-        await goes.create_namespace(NAMESPACE, bundles=8)
-        owned = [await goes.route(NAMESPACE, str(key)) for key in range(40)]
-        assert any(isinstance(each, Ownership) for each in owned)
-    lines = [record.__dict__ for record in caplog.records]
-    page = (ROOT / "docs/reference/log-lines.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(equipoise[.\w]+)` \| (.+) \|$", page, flags=re.MULTILINE)
-    documented = {
-        (logger, event) for logger, events in rows for event in re.findall("`([^`]+)`", events)
-    }
-    seen = {(line["name"], line["message"]) for line in lines if line["levelname"] == "INFO"}
-    runtime = "equipoise.brokers.runtime"
-    moves = {(f"{runtime}.bundle_lines", event) for event in ("opened", "closed", "moved")}
-    assert {
-        (f"{runtime}.worker", "ready"),
-        (f"{runtime}.worker", "stopping"),
-        *moves,
-    } <= seen & documented
-    assert ["stays", "goes"] == [line["broker"] for line in lines if line["message"] == "ready"]
-    moved = next(
-        line for line in lines if line["message"] == "moved" and line["destination"] == "stays"
-    )
-    assert "goes" == moved["source"]
-    assert {"broker", "bundle", "token", "offset", "kind", "result", "reason", "took_ms"} <= set(
-        moved
-    )
-
-
-async def test_a_worker_may_serve_http() -> None:
-    """At the port in its id."""
-    async with (
-        Worker(memory(), Keeper(), http_port=0) as worker,
-        aiohttp.ClientSession() as session,
-    ):
-        await worker.create_namespace(NAMESPACE)
-        async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
-            assert (200, [NAMESPACE]) == (response.status, await response.json())
 
 
 def test_a_named_broker_on_kafka_needs_a_data_dir() -> None:
@@ -424,43 +376,6 @@ async def test_state_is_fetched_from_the_worker_not_from_the_program() -> None:
         assert [f"state at {goes.broker_id}".encode()] == stays.fetched
 
 
-class Large(Keeper):
-    """A service with more state than fits into a record."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.problems: list[str | None] = []
-        self.opened = asyncio.Event()
-
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        self.handed_over.append(handover)
-        self.problems.append(ownership.handover_problem)
-        self.opened.set()
-
-    async def close(
-        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
-    ) -> bytes | None:
-        return b"x" * 1_000_000
-
-
-@pytest.mark.parametrize("http_port", [0, None])
-async def test_large_state_is_fetched_from_a_worker_that_ends(http_port: int | None) -> None:
-    """Without a port the next owner gets the reason for its loss."""
-    log, stays = memory(), Large()
-    goes = Worker(log, Large(), http_port=http_port)
-    async with AsyncExitStack() as parts:
-        async with goes:
-            await goes.create_namespace(NAMESPACE, bundles=1)
-            await goes.route(NAMESPACE, "key")
-            await parts.enter_async_context(Worker(log, stays))
-        await stays.opened.wait()
-    if http_port is None:
-        assert [None] == stays.handed_over
-        assert "it has 1000000 bytes" in (stays.problems[0] or "")
-    else:
-        assert ([b"x" * 1_000_000], [None]) == (stays.handed_over, stays.problems)
-
-
 async def lose(worker: Worker, log: Path) -> None:
     """Rename the file of a worker's log, and wait until that has ended the worker."""
     await asyncio.to_thread(log.rename, log.with_suffix(".elsewhere"))
@@ -575,3 +490,33 @@ def test_a_call_from_another_thread_is_bounded() -> None:
         worker.create_namespace(NAMESPACE)
         with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
             worker.route(NAMESPACE, "key", timeout_ms=50)
+
+
+async def test_a_log_of_another_cluster_refuses_the_start(log_url: str) -> None:
+    async with Worker(log_url, Keeper()):
+        with pytest.raises(ForeignLog):
+            await Worker(log_url, Keeper(), cluster="another").__aenter__()
+
+
+async def test_a_client_over_http_goes_on_when_its_broker_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It names the owner that the brokers name, and then the one that is left."""
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    log = memory()
+    async with Worker(log, Keeper(), http_port=0) as stays, AsyncExitStack() as parts:
+        goes = await parts.enter_async_context(Worker(log, Keeper(), http_port=0))
+        await goes.create_namespace(NAMESPACE, bundles=2)
+        addresses = [f"http://{worker.broker_id}" for worker in (goes, stays)]
+        async with Client("http://127.0.0.1:9", *addresses) as client:
+            for key in "abcdefgh":
+                served = await stays.route(NAMESPACE, key)
+                owner = served.broker if isinstance(served, Peer) else stays.broker_id
+                peer = await client.owner(NAMESPACE, key, timeout_ms=20_000)
+                assert (owner, {"http": f"http://{owner}"}) == (peer.broker, peer.addresses)
+            await parts.aclose()
+            for key in "abcdefgh":
+                owner = ""
+                while owner != stays.broker_id:
+                    await asyncio.sleep(0.002)
+                    owner = (await client.owner(NAMESPACE, key, timeout_ms=20_000)).broker

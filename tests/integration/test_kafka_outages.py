@@ -8,18 +8,16 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from compose.local_kafka.node import Node
 from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
-from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
@@ -28,15 +26,11 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import BrokerRecord, NamespaceRecord, Unreadable
-from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
 from tests.kafka.topics import delete_topics
-from tests.load.callers import CallerProcess, Plan, uneven
-from tests.load.cluster import counters, running
-from tests.load.verdicts import check_calls
 from tests.repeats import times
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -311,7 +305,6 @@ class Fall:
 
 FALLS = (
     Fall(name="killed", go=Node.kill, come_back=Node.start),
-    Fall(name="stopped", go=Node.stop, come_back=Node.start),
     Fall(name="hanging", go=Node.suspend, come_back=Node.resume),
 )
 
@@ -572,8 +565,8 @@ def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka)
     play(story())
 
 
+@pytest.mark.soak
 @pytest.mark.repeats
-@pytest.mark.slow
 def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
     """A leader that is cut off from the other nodes, and not from the brokers, ends below what they
     have read. No broker ends.
@@ -651,96 +644,3 @@ async def _insist(worker: Worker, intent: SetPolicy) -> None:
             await asyncio.sleep(0.1)
         else:
             return
-
-
-@pytest.mark.parametrize("choice", OnChannelLoss)
-def test_processes_come_through_an_outage_without_anything_for_the_judge(
-    tmp_path: Path, own_kafka: OwnKafka, choice: OnChannelLoss
-) -> None:
-    """Kafka is away past all leases: no write is lost or made twice, and callers are answered
-    meanwhile where the namespace says so.
-    """
-    namespace = "shop/counters"
-    url = url_of(own_kafka.address, own_kafka.topic(f"judged {choice}"))
-    settings = replace(
-        counters(tmp_path, brokers=2, evidence=True),
-        log_url=url,
-        settings={"balance": "false", **SHORT},
-    )
-
-    async def story() -> None:
-        cluster = LocalCluster(settings)
-        streams = uneven(namespace, keys=16, calls_per_second=60.0)
-        plan = Plan(
-            brokers=cluster.addresses, streams=streams, history=tmp_path / "history.jsonl", seed=1
-        )
-        async with (
-            running(cluster, namespace, bundles=8) as (table, http),
-            CallerProcess(plan) as callers,
-        ):
-            policy = f"{cluster.addresses[0]}/admin/v2/namespaces/{namespace}/onChannelLoss"
-            async with http.post(policy, json=choice) as answer:
-                assert 204 == answer.status
-            before = _held(table.view, namespace)
-            await asyncio.to_thread(own_kafka.cluster.node(1).kill)
-            await until_all_say(http, cluster, has_lost=True)
-            if choice is OnChannelLoss.SERVE:
-                await _answers_come(callers)
-            else:
-                assert 0 == await _answered_within(callers, seconds=3.0)
-            await asyncio.to_thread(own_kafka.cluster.node(1).start)
-            await until_all_say(http, cluster, has_lost=False)
-            await _answers_come(callers)
-            assert before == _held(table.view, namespace)
-            await callers.stop()
-        verdict = check_calls(
-            [plan.history], store=tmp_path / "counter.db", evidence=cluster.evidence()
-        )
-        assert ({}, None) == (verdict.violations, verdict.problem)
-        assert verdict.totals["pieces_of_work_in_evidence"] > 0
-        assert (choice is OnChannelLoss.SERVE) == any(
-            b'"by_token":true' in path.read_bytes() for path in cluster.evidence()
-        )
-
-    play(story())
-
-
-async def until_all_say(
-    http: aiohttp.ClientSession, cluster: LocalCluster, *, has_lost: bool
-) -> None:
-    """Wait until every broker says that its lease has run out for want of the channel, or that all
-    is well.
-    """
-    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
-    for address in cluster.addresses:
-        while True:
-            async with http.get(f"{address}/ready") as answer:
-                problems = (await answer.json())["problems"]
-            if ("its lease has run out" in problems) if has_lost else not problems:
-                break
-            deadline.check(f"{address} having {'lost' if has_lost else 'found'} the channel")
-            await asyncio.sleep(0.05)
-
-
-async def _answers_come(callers: CallerProcess) -> None:
-    """Wait for an answer to a call that is made from now on."""
-    before = await _acknowledged(callers)
-    await until(lambda: callers.tally.acknowledged > before, "an answer to a caller")
-
-
-async def _answered_within(callers: CallerProcess, *, seconds: float) -> int:
-    """How many calls are answered in a span of time that begins with the next that callers tell."""
-    before = await _acknowledged(callers)
-    await asyncio.sleep(seconds)
-    return callers.tally.acknowledged - before
-
-
-async def _acknowledged(callers: CallerProcess) -> int:
-    """How many calls were answered by the next time that callers tell."""
-    told = callers.tally
-    await until(lambda: callers.tally is not told, "what callers tell")
-    return callers.tally.acknowledged
-
-
-def _held(view: View, namespace: str) -> dict[str, tuple[int | None, int]]:
-    return {bundle.name: (bundle.owner, bundle.token) for bundle in view.bundles_of(namespace)}

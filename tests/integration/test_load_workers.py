@@ -148,7 +148,8 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
             worker.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.repeats
 def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
     """Two workers share the partitions. One is stopped, the other takes over with its averages.
     Woken again, the first joins again.
@@ -287,7 +288,8 @@ def incarnations_on(log_url: str) -> dict[str, int]:
 TROUBLES = (killed, stopped_in_its_tracks, in_a_busy_loop)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.repeats
 def test_brokers_renew_whatever_becomes_of_a_load_worker(kafka: Kafka, tmp_path: Path) -> None:
     """Killed, stopped or busy, a load worker delays no renewal beyond the lease."""
     topic = kafka.topic("renewals")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +19,9 @@ from equipoise.brokers.local.local_cluster import (
     LocalCluster,
 )
 from equipoise.brokers.operations.access import Access, opened, until
-from equipoise.brokers.operations.on_channel import ChannelPort, DeathDeclaration, declare_dead, run
-from equipoise.brokers.operations.verbs import create_namespace
+from equipoise.brokers.operations.on_channel import DeathDeclaration, declare_dead
 from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
-from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 from tests.load.log_places import LogPlace, settled_ms
 
 pytestmark = pytest.mark.integration
@@ -289,59 +284,6 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
     assert [EventKind.ENDED] * 2 == [what for what in diary.kinds() if what is EventKind.ENDED]
-
-
-def noted_in(directory: Path) -> int:
-    """Return the highest offset that a data directory notes."""
-    marks = [
-        line.split() for line in (directory / "mark").read_bytes().replace(b"\0", b"").split(b"\n")
-    ]
-    return max(int(mark[1]) for mark in marks if len(mark) == 4)
-
-
-def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
-    """An older copy in its place, or none: its tokens would be issued a second time."""
-    log, copy = tmp_path / "log.db", tmp_path / "copy"
-    settings = ClusterSettings(directory=tmp_path, log_url=f"sqlite:{log}", brokers=2)
-
-    def files() -> list[Path]:
-        return [
-            file for suffix in ("", "-wal", "-shm") if (file := Path(f"{log}{suffix}")).exists()
-        ]
-
-    with LocalCluster(settings) as cluster:
-        cluster.kill_all()
-        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-    copy.mkdir()
-    for file in files():
-        shutil.copy(file, copy)
-    with LocalCluster(settings) as cluster:
-        with opened(cluster.log_url, timeout_ms=PATIENCE_MS) as access:
-            run(create_namespace(ChannelPort(access), "t/n", even_boundaries(8)))
-            until(
-                access,
-                lambda view: (
-                    {bundle.phase for bundle in view.bundles.values()} == {"owned"} or None
-                ),
-                what="owners of all",
-            )
-            for directory in cluster.directories:
-                deadline = Deadline.after(timeout_ms=PATIENCE_MS)
-                while noted_in(directory) < access.view.offset:
-                    deadline.check("the mark")
-                    time.sleep(0.01)
-        cluster.kill_all()
-        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-    for is_copied, found in ((True, "it ends at offset"), (False, "it is another log")):
-        for file in files():
-            file.unlink()
-        for file in copy.iterdir() if is_copied else ():
-            shutil.copy(file, tmp_path)
-        with (
-            pytest.raises(OperatorError, match=f"does not go on from offset .*{found}"),
-            LocalCluster(settings),
-        ):
-            raise AssertionError("it started")
 
 
 def test_a_declaration_that_fails_is_reported(

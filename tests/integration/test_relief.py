@@ -24,7 +24,12 @@ from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running
 from tests.load.verdicts import check_calls
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.soak,
+    pytest.mark.repeats,
+    pytest.mark.timeout(400),
+]
 
 NAMESPACE = "acme/relief"
 BROKERS, BUNDLES, KEYS_EACH = 3, 12, 2

@@ -308,3 +308,18 @@ async def test_commands_work_at_the_mount(tmp_path: Path) -> None:
         for page in PAGES:
             async with session.post(f"{goes.address}/visits/{page}") as answer:
                 assert (200, stays.port) == (answer.status, answer.url.port)
+
+
+async def test_a_program_whose_broker_has_ended_answers_503(tmp_path: Path) -> None:
+    """With the reason, and what to do."""
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (at,):
+        (tmp_path / "channel.db").rename(tmp_path / "elsewhere.db")
+        health = f"{at.address}/equipoise/health"
+        async with asyncio.timeout(DEADLINE_S):
+            while (await session.get(health)).status == 200:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(PAUSE_S)
+        for answer in await session.get(health), await session.post(f"{at.address}/visits/home"):
+            assert 503 == answer.status
+            reason = (await answer.json())["reason"]
+            assert "was replaced" in reason
+            assert "start this program again" in reason

@@ -107,18 +107,6 @@ async def test_a_file_stays_when_its_only_program_starts_again(tmp_path: Path) -
             assert "key line\n" * times == files.path(ownership.bundle.name).read_text()
 
 
-async def test_a_bundle_without_a_file_moves(tmp_path: Path) -> None:
-    source, destination = Odd(tmp_path / "source"), Odd(tmp_path / "destination")
-    log = f"memory:{uuid.uuid4()}"
-    async with AsyncExitStack() as parts:
-        async with Worker(log, source, http_port=0) as goes:
-            await goes.create_namespace(NAMESPACE, bundles=1)
-            assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
-            await parts.enter_async_context(Worker(log, destination, http_port=0))
-        await destination.opened.wait()
-    assert destination.problem is None
-
-
 @pytest.mark.parametrize("broken", [0, 1])
 async def test_a_file_reaches_the_next_owner_of_a_worker_that_ends(
     tmp_path: Path, broken: int, caplog: pytest.LogCaptureFixture

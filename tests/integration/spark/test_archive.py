@@ -144,6 +144,7 @@ def test_an_archive_may_have_any_folder_name(
     assert (1, 1) == (frame.count(), frame.select("day").distinct().count())
 
 
+@pytest.mark.soak
 @pytest.mark.repeats
 @pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
 def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:

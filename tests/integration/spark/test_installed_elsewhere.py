@@ -13,7 +13,12 @@ from pyspark.sql import SparkSession
 
 from tests.house.house_rules import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.soak,
+    pytest.mark.repeats,
+    pytest.mark.timeout(1_200),
+]
 
 JOB = """
 from equipoise.lab.traces import Shape
