@@ -85,15 +85,6 @@ def test_a_proposal_in_flight_is_not_repeated() -> None:
     assert 2 == len(appended(core))
 
 
-def test_every_attempt_has_a_number_of_its_own() -> None:
-    core = core_of("a")
-    assign(core, 0)
-    assign(core, 1)
-    renew(core)
-    sequences = [record.sequence or 0 for record in appended(core)]
-    assert sorted(set(sequences)) == sequences
-
-
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
     """Under a new number."""
@@ -187,15 +178,6 @@ def test_a_resync_over_the_own_death_settles_everything() -> None:
     assert [(1, True)] == [
         (answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)
     ]
-
-
-def test_the_end_of_an_incarnation_settles_everything() -> None:
-    core = core_of("a")
-    assign(core, 0, ticket=7)
-    core.effects = []
-    core.lose_all()
-    assert [7] == [answer.ticket for answer in answers(core)]
-    assert assign(core, 0)
 
 
 def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,20 +285,6 @@ def test_the_position_is_noted_once_a_second() -> None:
     read.mark.written(8)
     assert read.due(20_000, offset=8) is None
     assert cores.NEVER_MS == read.mark.wake_at_ms
-
-
-def test_new_tokens_are_noted_at_once_and_together() -> None:
-    """Those that come during a write wait for its end, and share the next one."""
-    read = Read()
-    assert 5 == read.due(10_000, offset=5)
-    read.mark.written(5)
-    assert [read.mark.covers(token) for token in (5, 6, 7)] == [True, False, False]
-    assert 7 == read.due(10_001, offset=7)
-    assert [read.mark.covers(token) for token in (7, 8, 9)] == [False, False, False]
-    assert read.due(10_002, offset=9) is None
-    read.mark.written(7)
-    assert read.mark.covers(7)
-    assert 9 == read.due(10_003, offset=9)
 
 
 def test_a_mark_that_was_not_written_is_repeated() -> None:

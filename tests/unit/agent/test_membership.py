@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.agent.agent import Agent
-from equipoise.brokers.agent.core import Profile
+from equipoise.brokers.agent.core import NEVER_MS, Profile
 from equipoise.brokers.agent.effects import Append, Effect, ForgetInstanceIds, Stop, WriteInstanceId
 from equipoise.brokers.agent.events import (
     AppendFailed,
@@ -24,6 +24,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
+from tests.scenarios.words import full_name
 
 
 class Lone:
@@ -175,11 +176,6 @@ def test_a_failed_append_from_before_a_stall_proves_nothing() -> None:
     assert not lone.agent.lease.is_attended(Instant(lone.now_ms, lone.now_ms))
     lone.step(AppendFailed(attempt=again.attempt, error=away, in_doubt=True))
     assert lone.agent.lease.is_attended(Instant(lone.now_ms, lone.now_ms))
-
-
-def test_replayed_renewals_of_a_predecessor_do_not_prevent_joining() -> None:
-    stage = play("brokers a b", "advance 30s", "restart a with lost directory", "advance 4500ms")
-    assert stage.process("a").agent.is_ready
 
 
 def test_a_stranger_that_died_is_forgotten() -> None:
@@ -343,19 +339,6 @@ def test_an_unreadable_log_shows_no_silence(
     assert unreadable == is_suspect(stage, "a", at="b", log_is_readable=False)
 
 
-def test_only_an_accepted_renewal_extends_the_lease() -> None:
-    """Of two late renewals the first is accepted."""
-    stage = play("cluster a b with 1 bundle", "hold a", "advance 2900ms", "release a")
-    assert 1_000 + 3_000 - 2_900 == stage.process("a").agent.lease.left_ms(stage.hosts["a"].now())
-
-
-def test_a_leaving_broker_loses_its_lease_for_good() -> None:
-    stage = play("cluster a with 1 bundle", "service a waits close", "leave a", "advance 100ms")
-    process = stage.process("a")
-    assert process.agent.incarnation is not None
-    assert 0 == process.agent.lease.deadline_ms
-
-
 def test_durations_grow_with_the_membership() -> None:
     """From the eleventh member on. A member keeps its own."""
     stage = Stage()
@@ -394,3 +377,32 @@ def test_a_stop_before_any_joined_was_sent_is_immediate() -> None:
 
 def _decoded(entry: Entry) -> object:
     return decode(entry.data)
+
+
+def test_a_leaving_broker_retries_ten_times_a_second_in_an_outage() -> None:
+    stage = play("cluster a b with 1 bundle", "outage")
+    before = stage.view.brokers["a"].sequence
+    perform(stage, "drain a")
+    perform(stage, "advance 1s")
+    perform(stage, "outage over")
+    perform(stage, "advance 100ms")
+    assert "draining" == stage.view.brokers["a"].status
+    assert 10 <= stage.view.brokers["a"].sequence - before <= 40
+
+
+def test_the_host_reads_the_state_of_the_agent() -> None:
+    """Before and after it has left."""
+    stage = play("cluster a b with 2 bundles")
+    agent = stage.process("a").agent
+    assert ["a", "a"] == [agent.broker, agent.entry.broker if agent.entry else None]
+    assert agent.handles[full_name("00_80")] is agent.handle(full_name("00_80"))
+    assert agent.handle(full_name("80_ff")) is None
+    perform(stage, "leave a")
+    assert [{}, None, None, False, NEVER_MS] == [
+        agent.handles,
+        agent.entry,
+        agent.incarnation,
+        agent.is_ready,
+        agent.wake_at_ms,
+    ]
+    assert [] == agent.step(Tick(), stage.hosts["a"].now())

@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 
 from equipoise.brokers.agent.events import Closed, CutsFound, Event, OpenContinues, Opened, Prepared
-from equipoise.brokers.agent.intents import Cancel
 from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.language import perform, play
@@ -49,18 +48,6 @@ def test_an_unexpected_answer_changes_nothing(bundle: str, host: str) -> None:
     ):
         assert [] == say(stage, host, event)
     assert stage.process("a").agent.handles[WHOLE].is_open
-
-
-def test_a_handle_passes_only_once_the_service_has_opened() -> None:
-    """Not from the record that makes the broker the owner."""
-    stage = play("brokers a", "service a waits open", "namespace t/n with 1 bundle by admin")
-    handle = stage.process("a").agent.handles[WHOLE]
-    assert ("owned", False) == (
-        stage.view.bundles[WHOLE].phase,
-        handle.passes(stage.hosts["a"].now()),
-    )
-    perform(stage, "service a answers")
-    assert handle.passes(stage.hosts["a"].now())
 
 
 def test_a_bundle_opens_once_the_data_directory_notes_its_token(
@@ -147,13 +134,6 @@ def test_an_opening_that_continues_has_its_deadline_again() -> None:
     assert WHOLE not in stage.process("b").agent.handles
 
 
-def test_a_handle_is_closed_before_the_service_closes() -> None:
-    stage = play("cluster a b with 1 bundle", "service a waits close")
-    handle = stage.process("a").agent.handles[WHOLE]
-    perform(stage, "transfer 00_ff to b by admin")
-    assert not handle.is_open
-
-
 @pytest.mark.parametrize("end", ["service a answers", "advance 6s"])
 def test_a_handle_settles_until_the_service_has_closed(end: str) -> None:
     """Or until it has overrun its deadline. A bundle that the broker has lost does not settle."""
@@ -164,61 +144,6 @@ def test_a_handle_settles_until_the_service_has_closed(end: str) -> None:
     assert (True, False) == (handle.settles(now()), handle.passes(now()))
     perform(stage, end)
     assert not handle.is_settling
-
-
-def test_a_bundle_that_is_opened_too_late_is_closed_again() -> None:
-    """The log has given it to another broker. Its handle never passes."""
-    stage = play(
-        "cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin"
-    )
-    late = stage.process("b").agent.handles[WHOLE]
-    perform(stage, "pause b")
-    perform(stage, "advance 3500ms")
-    perform(stage, "resume b")
-    assert ["b closes 00_ff and sends its clients to a"] == perform(stage, "service b answers")
-    assert not late.is_open
-
-
-def test_a_bundle_that_comes_back_waits_for_its_closing() -> None:
-    stage = play(
-        "cluster a b with 1 bundle",
-        "service a waits close",
-        "unload 00_ff by admin",
-        "declare dead a",
-        "leave b",
-    )
-    assert [] == [line for line in perform(stage, "advance 3s") if line.startswith("a ")]
-    assert ["a prepares 00_ff", "a opens 00_ff under token"] == [
-        line.rsplit(" ", 1)[0] if "token" in line else line
-        for line in perform(stage, "service a answers")
-        if line.startswith("a ")
-    ]
-
-
-@pytest.mark.parametrize("by", ["a", "b"])
-def test_a_cancel_by_an_operator_is_no_refusal(by: str) -> None:
-    """Even if the destination proposes it. The destination still gets the bundle when the owner
-    dies.
-    """
-    stage = play("cluster a b with 1 bundle", "service b waits prepare")
-    for _ in range(8):
-        perform(stage, "transfer 00_ff to b by admin")
-        stage.ask(by, Cancel(bundle=WHOLE, reason="operator"))
-        perform(stage, "service b answers")
-    for command in ("service b is well", "crash a", "declare dead a", "advance 300ms"):
-        perform(stage, command)
-    assert ("owned", 3) == (stage.view.bundles[WHOLE].phase, stage.view.bundles[WHOLE].owner)
-
-
-def test_a_refusal_of_the_destination_delays_its_next_assignment() -> None:
-    stage = play("cluster a b with 1 bundle", "service b refuses prepare")
-    for _ in range(3):
-        perform(stage, "transfer 00_ff to b by admin")
-    for command in ("service b is well", "crash a", "declare dead a", "advance 1s"):
-        perform(stage, command)
-    assert "free" == stage.view.bundles[WHOLE].phase
-    perform(stage, "advance 3s")
-    assert "owned" == stage.view.bundles[WHOLE].phase
 
 
 def test_a_union_waits_for_an_old_preparation_of_its_name() -> None:
@@ -335,17 +260,6 @@ def test_refused_proposals_are_retried_rarely_until_the_outage_ends() -> None:
     perform(stage, "outage over")
     lines = perform(stage, "advance 250ms")
     assert len(halves) == sum("  release " in line for line in lines)
-
-
-def test_a_split_waits_until_the_bundle_is_open() -> None:
-    stage = play("brokers a", "service a waits open", "namespace t/n with 1 bundle by admin")
-    assert ["6  splitting  00_ff  on a  by admin:ops"] == [
-        line for line in perform(stage, "split 00_ff at 80 by admin") if line[0] != " "
-    ]
-    assert "a goes on with 00_80 under token 5 and 80_ff under token 5" in perform(
-        stage, "service a answers"
-    )
-    assert list(HALVES) == sorted(stage.process("a").agent.handles)
 
 
 def test_a_transfer_goes_on_although_the_source_failed_to_open() -> None:

@@ -51,15 +51,17 @@ def refusal(channel: Channel, intent: Intent) -> tuple[Reason | None, str]:
     return verdict.reason, verdict.problem or ""
 
 
+TRANSFER = Transfer(bundle=LEFT, destination="b", reason="load")
 # Intents, and the phases of the two halves after each was accepted.
 PHASES: tuple[tuple[Intent, list[str | None]], ...] = (
-    (Transfer(bundle=LEFT, destination="b", reason="load"), ["transferring", "owned"]),
+    (TRANSFER, ["transferring", "owned"]),
     (Unload(bundle=LEFT, reason="load"), ["unloading", "owned"]),
     (
         SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"),
         ["owned", "splitting"],
     ),
     (MergeBundles(left=LEFT, reason="load"), [None, None]),
+    (MergeBundles(left=LEFT, right=RIGHT, reason="cold"), [None, None]),
     (CreateNamespace(name="tenant/other", boundaries=even_boundaries(4)), ["owned", "owned"]),
     (StartDeletingNamespace(name=NAMESPACE), ["owned", "owned"]),
 )
@@ -263,8 +265,3 @@ def test_a_transfer_can_be_cancelled_until_its_source_releases() -> None:
     assert ("owned", "a") == (left.phase, channel.view.live[left.owner or 0].broker)
     accept(channel, Unload(bundle=LEFT, reason="load"))
     assert "it is releasing already" in refusal(channel, Cancel(bundle=LEFT, reason="enough"))[1]
-
-
-def test_a_merge_may_name_the_neighbour() -> None:
-    """So that it does not merge a new neighbour."""
-    accept(owned_pair(), MergeBundles(left=LEFT, right=RIGHT, reason="cold"))
