@@ -94,6 +94,7 @@ ONLY_IN = {
     "google": (
         "equipoise.brokers.pulsar.wire.commands",
         "equipoise.brokers.pulsar.wire.pulsar_api_pb2",
+        "tests.pulsar.wire_stage",
     ),
     "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),
     "pulsar": (

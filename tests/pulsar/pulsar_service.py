@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from equipoise.brokers.pulsar.wire import replies
@@ -28,8 +29,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     Unsubscribed,
 )
 
-REFUSED = (ServerError.SERVICE_NOT_READY, "not now")
-SCHEMA = Schema(name="n", kind=4, definition=b"d", properties=())
+SCHEMA = Schema(name="n", kind=4, definition=b"d", properties=(("a", "b"),))
 STATS = replies.ConsumerStats(
     name="c",
     kind="Shared",
@@ -43,25 +43,31 @@ STATS = replies.ConsumerStats(
 
 @dataclass(slots=True, kw_only=True)
 class DumbService:
-    """Answers the requests of one connection, in order. It attaches each id to itself."""
+    """Answers the requests of one connection, in order. It attaches each id to itself, unless
+    `attached` is given.
+    """
 
     connection: Connection
     seen: list[Request] = field(default_factory=list)
     unanswered: list[Request] = field(default_factory=list)
+    refusal: tuple[ServerError, str] = (ServerError.SERVICE_NOT_READY, "not now")
+    attached: object = None
 
     def handle(self, requests: list[Request]) -> None:
         """Record requests for a later answer."""
         self.seen += requests
         self.unanswered += requests
 
-    def answer(self, *, favourably: bool = True) -> None:
-        """Answer all waiting requests."""
-        for request in self.unanswered:
-            if favourably:
+    def answer(self, *, favourably: bool = True, only: Container[int] | None = None) -> None:
+        """Answer all waiting requests, or `only` those with these ids."""
+        waiting, self.unanswered = self.unanswered, []
+        for request in waiting:
+            if only is not None and getattr(request, "request_id", None) not in only:
+                self.unanswered.append(request)
+            elif favourably:
                 self._grant(request)
             else:
                 self._refuse(request)
-        self.unanswered.clear()
 
     def count(self, kind: type[Request]) -> int:
         """Return the number of requests of one class."""
@@ -100,9 +106,9 @@ class DumbService:
             case ConsumerStatsAsked():
                 connection.answer(request, replies.consumer_stats(request.request_id, STATS))
             case ProducerAsked():
-                connection.producer_opened(request, "named", request.producer_id)
+                connection.producer_opened(request, "named", self.attached or request.producer_id)
             case SubscribeAsked():
-                connection.consumer_opened(request, request.consumer_id)
+                connection.consumer_opened(request, self.attached or request.consumer_id)
             case ProducerClosed() | ConsumerClosed() | Unsubscribed():
                 connection.succeed(request)
             case _:
@@ -110,11 +116,11 @@ class DumbService:
 
     def _refuse(self, request: Request) -> None:
         if isinstance(request, ProducerAsked):
-            self.connection.producer_refused(request, *REFUSED)
+            self.connection.producer_refused(request, *self.refusal)
         elif isinstance(request, SubscribeAsked):
-            self.connection.consumer_refused(request, *REFUSED)
+            self.connection.consumer_refused(request, *self.refusal)
         elif isinstance(request, Question | Change):
-            self.connection.refuse(request, *REFUSED)
+            self.connection.refuse(request, *self.refusal)
         else:
             self._deliver(request)
 

@@ -7,20 +7,10 @@ from typing import Any
 
 import google_crc32c
 
-from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
-from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandSubscribe,
     MessageMetadata,
-)
-from equipoise.brokers.pulsar.wire.requests import (
-    Ended,
-    ProducerAsked,
-    Request,
-    SubscribeAsked,
-    TurnedAway,
 )
 
 TOPIC = "non-persistent://public/default/t"
@@ -146,39 +136,6 @@ def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
     return commands
 
 
-def outgoing(connection: Connection) -> list[str]:
-    """Take the outgoing commands of a connection. Return their names."""
-    return [
-        BaseCommand.Type.Name(command.type)
-        for command, _ in commands_in(connection.take_outgoing())
-    ]
-
-
-def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerError]]:
-    """Return names, request ids and errors of the commands in `data`, all of which a connection
-    must refuse with ERROR.
-    """
-    turned_away = connection.receive(data, 0)
-    errors = [
-        command.error
-        for command, _ in commands_in(connection.take_outgoing())
-        if command.type == T.ERROR
-    ]
-    return [
-        (request.what, error.request_id, ServerError(error.error))
-        for request, error in zip(turned_away, errors, strict=True)
-        if isinstance(request, TurnedAway)
-    ]
-
-
-def connected(limits: Limits | None = None, version: int = 20) -> Connection:
-    """A connection after its handshake, at time 0, with nothing outgoing."""
-    connection = Connection(limits=limits or Limits(), now_ms=0)
-    connection.receive(connect(version), 0)
-    connection.take_outgoing()
-    return connection
-
-
 def lookup(request_id: int, topic: str = TOPIC) -> bytes:
     """LOOKUP."""
     return frame_of(T.LOOKUP, topic=topic, request_id=request_id)
@@ -199,50 +156,6 @@ def unsubscribe(consumer_id: int, request_id: int, *, force: bool = False) -> by
     return frame_of(T.UNSUBSCRIBE, consumer_id=consumer_id, request_id=request_id, force=force)
 
 
-def seek(consumer_id: int, request_id: int) -> bytes:
-    """SEEK."""
-    return frame_of(T.SEEK, consumer_id=consumer_id, request_id=request_id)
-
-
 def flow(consumer_id: int, permits: int = 5) -> bytes:
     """FLOW."""
     return frame_of(T.FLOW, consumer_id=consumer_id, messagePermits=permits)
-
-
-def asked_for_producer(connection: Connection, producer_id: int, request_id: int) -> ProducerAsked:
-    """Ask a connection for a producer. Return the request to the service."""
-    (request,) = connection.receive(producer(producer_id, request_id), 0)
-    assert isinstance(request, ProducerAsked)
-    return request
-
-
-def asked_for_consumer(connection: Connection, consumer_id: int, request_id: int) -> SubscribeAsked:
-    """Ask a connection for a consumer. Return the request to the service."""
-    (request,) = connection.receive(subscribe(consumer_id, request_id), 0)
-    assert isinstance(request, SubscribeAsked)
-    return request
-
-
-def with_producer(limits: Limits | None = None) -> Connection:
-    """A connection with producer 1, to which "the producer" is attached."""
-    connection = connected(limits)
-    assert connection.producer_opened(
-        asked_for_producer(connection, 1, 10), "named", "the producer"
-    )
-    connection.take_outgoing()
-    return connection
-
-
-def with_consumer(limits: Limits | None = None) -> Connection:
-    """A connection with consumer 2, to which "the consumer" is attached."""
-    connection = connected(limits)
-    assert connection.consumer_opened(asked_for_consumer(connection, 2, 20), "the consumer")
-    connection.take_outgoing()
-    return connection
-
-
-def violation(requests: list[Request]) -> Violation:
-    """Return what ended a connection. Fail if it has not ended."""
-    end = requests[-1]
-    assert isinstance(end, Ended)
-    return end.counted_as

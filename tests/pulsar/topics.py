@@ -69,11 +69,12 @@ def make_consumer(
     key_shared: KeyShared | None = None,
     consumer_id: int = 0,
     is_name_users: bool = True,
+    link: object = None,
 ) -> Consumer:
     """A consumer without permits, whose rates begin at 0 ms."""
     return Consumer(
         name=name,
-        link=cast("Link", None),
+        link=cast("Link", link),
         consumer_id=consumer_id,
         delivered=Meter(now_ms=0),
         is_name_users=is_name_users,

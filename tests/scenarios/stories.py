@@ -6,8 +6,9 @@ its expected output. Everything else is prose.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from tests.scenarios.language import perform
@@ -45,13 +46,16 @@ def commands(text: str) -> list[str]:
 
 def play(text: str) -> Story:
     stage = Stage()
+    return Story(text=told(text, partial(perform, stage)), stage=stage)
+
+
+def told(text: str, perform: Callable[[str], Iterable[str]]) -> str:
+    """Return a story with what happens now: the lines that `perform` returns for each command."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(_OUTPUT):
             continue
         lines.append(line)
         if line.startswith(_COMMAND):
-            lines += [
-                f"{_OUTPUT}{happened}" for happened in perform(stage, line.removeprefix(_COMMAND))
-            ]
-    return Story(text="\n".join(lines) + "\n", stage=stage)
+            lines += [f"{_OUTPUT}{happened}" for happened in perform(line.removeprefix(_COMMAND))]
+    return "\n".join(lines) + "\n"

@@ -1,11 +1,12 @@
-"""Test the stats of a topic, under Pulsar's names."""
+"""Test the stats of a topic, under Pulsar's names, and the meters that they come from."""
 
 from __future__ import annotations
 
 import orjson
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
-from equipoise.brokers.pulsar.topics.stats import topic_stats
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.stats import kind_name, topic_stats
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.pulsar.topics import joined, make_consumer, make_topic, produced, send, sticky
@@ -87,3 +88,35 @@ def test_the_mode_of_a_key_shared_subscription() -> None:
         stats["auto"]["type"],
     )
     assert not stats["auto"]["isDurable"]
+
+
+def test_rates_are_those_of_the_last_window() -> None:
+    meter = Meter(now_ms=1_000)
+    meter.messages += 30
+    meter.bytes += 600
+    assert (0.0, 0.0) == (meter.message_rate, meter.byte_rate)
+    meter.roll(3_000)
+    assert (15.0, 300.0) == (meter.message_rate, meter.byte_rate)
+    meter.messages += 1
+    meter.roll(4_000)
+    assert (1.0, 0.0) == (meter.message_rate, meter.byte_rate)
+    assert (31, 600) == (meter.messages, meter.bytes)
+
+
+def test_a_window_without_time_changes_nothing() -> None:
+    meter = Meter(now_ms=0)
+    meter.messages += 5
+    meter.roll(1_000)
+    meter.messages += 7
+    meter.roll(1_000)
+    assert 5.0 == meter.message_rate
+    meter.roll(2_000)
+    assert 7.0 == meter.message_rate
+
+
+def test_a_consumer_has_the_kind_of_its_subscription() -> None:
+    topic = make_topic()
+    consumer = joined(topic, kind=SubscriptionKind.KEY_SHARED)
+    assert "Key_Shared" == kind_name(topic.kind_of(consumer))
+    topic.remove_consumers([consumer])
+    assert "" == kind_name(topic.kind_of(consumer))

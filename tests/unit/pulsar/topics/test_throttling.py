@@ -1,32 +1,19 @@
-"""Token buckets, and what they do to a topic."""
+"""Test token buckets, turns, and how long producers wait for permits."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.clients import Producer
 from equipoise.brokers.pulsar.topics.throttling import TURN_LOST_MS, Bucket, Patience, Rate, Turns
-from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
-from tests.pulsar.topics import (
-    delivered,
-    expecting,
-    joined,
-    make_consumer,
-    make_producer,
-    make_topic,
-    produced,
-    receipted,
-    refused_as,
-    send,
-    state_of,
-)
+from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits
+from equipoise.brokers.pulsar.wire.requests import Sent
+from tests.pulsar.pulsar_speech import entry
+from tests.pulsar.topics import joined, make_producer, make_topic, send
 
 
 def has_tokens(bucket: Bucket) -> bool:
@@ -59,16 +46,6 @@ def test_a_debt_is_at_most_ten_periods() -> None:
     bucket = Bucket(Rate(messages=10, bytes=10), now_ms=0)
     bucket.spend(1_000, 5_000_000)
     assert 10_000 <= bucket.wait_ms <= 10_001
-
-
-def test_a_producer_exceeds_its_rate_by_one_entry() -> None:
-    topic, producer = produced(limits=TopicLimits(publish_rate=Rate(messages=5)))
-    patience = Patience(wait_ms=0, now_ms=0)
-    sent = [Sent(number, 0, 2, b"block") for number in range(9)]
-    assert 3 == topic.room_for(producer, sent, patience, 0)
-    topic.publish(producer, sent[:3], 0)
-    assert (0, 201) == (topic.room_for(producer, sent[3:], patience, 0), topic.rest_ms)
-    assert (1, 0) == (topic.room_for(producer, sent[3:], patience, 201), topic.rest_ms)
 
 
 @pytest.mark.parametrize("rate", [Rate(messages=20), Rate(messages=2_000), Rate(bytes=20_000)])
@@ -104,16 +81,6 @@ def test_a_producer_that_asks_no_longer_loses_its_turn() -> None:
     assert (0, 0) == (turns.take(one, 0, 0), turns.take(other, 1, 0))
     assert (0, 5) == (turns.take(other, 5, TURN_LOST_MS - 1), turns.take(other, 5, TURN_LOST_MS))
     assert not turns.are_awaited
-
-
-def test_a_policy_without_rates_fills_no_bucket() -> None:
-    rates: dict[str, Any] = {"publish_rate": Rate(messages=1), "dispatch_rate": Rate(messages=1)}
-    topic, producer = produced(limits=TopicLimits(**rates))
-    joined(topic)
-    assert 1 == len(send(topic, producer, now_ms=0).deliveries)
-    topic.limit(TopicLimits(producers_max=5, **rates), 0)
-    assert 0 == len(send(topic, producer, now_ms=0).deliveries)
-    assert topic.rest_ms > 1_000
 
 
 def test_an_idle_time_saves_the_tokens_of_one_period_only() -> None:
@@ -155,63 +122,83 @@ def test_no_limit_is_never_empty(rate: Rate) -> None:
     assert has_tokens(bucket)
 
 
-def test_what_a_subscription_may_not_get_is_dropped_for_it_alone_and_counted() -> None:
-    limits = TopicLimits(subscription_dispatch_rate=Rate(messages=2))
-    topic, producer = produced(limits=limits)
-    joined(topic, "a", "s1")
-    first = [delivered(send(topic, producer, now_ms=0)) for _ in range(3)]
-    assert [[("a", 1)], [("a", 2)], []] == first
-    joined(topic, "b", "s2", now_ms=0)
-    assert [("b", 4)] == delivered(send(topic, producer, now_ms=0))
-    assert (2, 0) == (
-        topic.subscriptions["s1"].dropped.messages,
-        topic.subscriptions["s2"].dropped.messages,
+ENTRY = [Sent(0, 0, 1, entry())]
+
+
+def of_a_connection() -> tuple[Topic, Producer]:
+    """A topic whose producers wait for permits, and its producer, on a connection of its own."""
+    topic = make_topic(limits=TopicLimits(permits_wait_ms=100))
+    producer = make_producer(link="the producer's")
+    topic.add_producer(producer)
+    return topic, producer
+
+
+def waited_ms(patience: Patience, *, from_ms: int, to_ms: int) -> int:
+    """Ask each millisecond. Return how many of them were waited."""
+    return sum(patience.wait(now_ms) for now_ms in range(from_ms, to_ms))
+
+
+def test_a_wait_is_bounded_at_once_and_in_the_long_run() -> None:
+    patience = Patience(wait_ms=100, now_ms=0)
+    assert 100 <= waited_ms(patience, from_ms=0, to_ms=115) < 115
+    assert waited_ms(patience, from_ms=115, to_ms=10_115) == pytest.approx(1_000, rel=0.05)
+    patience.stop(10_115)
+    assert 100 <= waited_ms(patience, from_ms=12_000, to_ms=12_115) < 115, (
+        "a second without a wait restores all of it"
     )
-    assert [("a", 5), ("b", 5)] == delivered(send(topic, producer, now_ms=1_000))
 
 
-def test_subscriptions_share_the_dispatch_rate_of_their_topic() -> None:
-    topic, producer = produced(limits=TopicLimits(dispatch_rate=Rate(bytes=10)))
-    joined(topic, "a", "s1")
-    joined(topic, "b", "s2")
-    outcome = send(topic, producer, b"12345678901", now_ms=0)
-    assert ([("a", 1)], 1) == (delivered(outcome), outcome.dropped)
-    assert [1] == receipted(outcome)
+def test_time_between_waits_is_free() -> None:
+    patience = Patience(wait_ms=100, now_ms=0)
+    for now_ms in range(0, 10_000, 100):
+        assert patience.wait(now_ms)
+        patience.stop(now_ms + 5)
 
 
-def test_limits_change_while_clients_are_connected() -> None:
-    topic, producer = produced()
-    joined(topic, "a", "s1", SubscriptionKind.SHARED)
-    topic.limit(
-        TopicLimits(
-            dispatch_rate=Rate(messages=1),
-            producers_max=1,
-            consumers_max=1,
-            publish_rate=Rate(messages=1),
-        ),
-        0,
-    )
-    assert [1, 0] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
-    assert ServerError.PRODUCER_BUSY == refused_as(topic.add_producer(make_producer("q")))
-    limits = TopicLimits(kinds=frozenset({SubscriptionKind.EXCLUSIVE}))
-    topic.limit(limits, 0)
-    assert [1, 1] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
-    answer = topic.subscribe(make_consumer("b"), "s1", SubscriptionKind.SHARED, now_ms=0)
-    assert ServerError.NOT_ALLOWED == refused_as(answer)
+def test_a_wait_that_nobody_ends_costs_no_more_than_a_second() -> None:
+    """Its producer left."""
+    patience = Patience(wait_ms=100, now_ms=0)
+    assert patience.wait(0)
+    assert not patience.wait(60_000)
+    assert patience.wait(61_001)
 
 
-def test_what_waits_after_a_move_is_not_throttled() -> None:
-    """Messages with receipts must not be lost in a move."""
-    state = state_of(
-        expecting("a", kind=SubscriptionKind.SHARED, waiting=(38, 39, 40)),
-        entries=entries(38, 39, 40),
-    )
-    topic, _ = produced(state, limits=TopicLimits(subscription_dispatch_rate=Rate(messages=1)))
-    consumer = make_consumer("a")
-    topic.subscribe(consumer, "s", SubscriptionKind.SHARED, now_ms=0)
-    assert [("a", 38), ("a", 39), ("a", 40)] == delivered(topic.flow(consumer, 10, 0))
+def test_without_time_nothing_waits() -> None:
+    patience = Patience(wait_ms=0, now_ms=0)
+    assert 0 == waited_ms(patience, from_ms=0, to_ms=100)
 
 
-def entries(*ids: int) -> tuple[Entry, ...]:
-    """Entries of one message."""
-    return tuple(Entry(entry_id, b"block", 1) for entry_id in ids)
+def test_the_topics_of_one_connection_share_its_patience() -> None:
+    """All topics together delay what else comes on the connection by a tenth of the time."""
+    of_connection, waited = Patience(wait_ms=100, now_ms=0), 0
+    stalled = []
+    for number in range(20):
+        topic, producer = of_a_connection()
+        stalled.append((topic, producer, joined(topic, f"c{number}", permits=0)))
+    now_ms = 0
+    while now_ms < 10_000:
+        for topic, producer, consumer in stalled:
+            topic.flow(consumer, 1, now_ms)
+            send(topic, producer, now_ms=now_ms)
+            while not topic.room_for(producer, ENTRY, of_connection, now_ms):
+                now_ms, waited = now_ms + 1, waited + 1
+            now_ms += 1
+    assert 500 < waited < 1_200
+
+
+def test_a_pause_by_the_publish_rate_costs_no_patience() -> None:
+    topic, producer = of_a_connection()
+    joined(topic, permits=1)
+    of_connection = Patience(wait_ms=100, now_ms=0)
+    send(topic, producer)
+    assert 0 == topic.room_for(producer, ENTRY, of_connection, 0), "it waits for permits"
+    topic.publish_bucket = Bucket(Rate(messages=1), now_ms=0)
+    topic.publish_bucket.spend(2, 0)
+    assert 0 == topic.room_for(producer, ENTRY, of_connection, 1), "it waits for the rate"
+    assert 999 < topic.rest_ms <= 1_000
+    waits = [
+        now_ms
+        for now_ms in range(1_001, 2_000)
+        if topic.room_for(producer, ENTRY, of_connection, now_ms) == 0
+    ]
+    assert 95 <= len(waits)
