@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import orjson
 
 from equipoise.brokers.balancing.settings.pulsar_keys import TAKEN
-from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format_value
+from equipoise.brokers.balancing.settings.setting_values import GROUPS, SETTINGS, format_value
 from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry

@@ -41,7 +41,6 @@ PURE = (
     "equipoise.brokers.testing.shared_log",
     "equipoise.channel.core",
     "equipoise.channel.inspect",
-    "equipoise.lab.channel",
     "equipoise.lab.grid",
     "equipoise.lab.oracle",
     "equipoise.lab.results",

@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.placement import (
     Placement,
     believed,
 )
-from equipoise.brokers.balancing.policy_violations import policy_violations
+from equipoise.brokers.balancing.planning import policy_violations
 from equipoise.channel.core import propose
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.plan import Move

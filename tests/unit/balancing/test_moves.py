@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove, moved_in
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import resync_between
-from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.view import View
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
-Proposal = Callable[[Author, BundleEntry], AnyRecord]
+
+def record_of(channel: Channel, step: str) -> AnyRecord:
+    """The record of a step, about the first bundle: `WHO VERB`, and with some verbs a broker."""
+    who, verb, *others = step.split()
+    author = channel.admin() if who == "admin" else channel.author(who)
+    bundle, incarnation = channel.bundle(), channel.incarnation(others[0]) if others else 0
+    match verb:
+        case "transfer":
+            return propose.transfer(author, bundle, destination=incarnation)
+        case "assign":
+            return propose.assign(author, bundle, owner=incarnation)
+        case "declares":
+            entry = channel.broker(others[0])
+            return propose.down(author, entry, instance_id=entry.joined.instance_id)
+        case "cancel":
+            return propose.cancel(author, bundle, reason="cold feet")
+        case "start_split":
+            return propose.start_split(author, bundle, algorithm="range_equally_divide")
+        case "split":
+            return propose.split(author, bundle, cuts=(MIDDLE,))
+        case "merge":
+            return propose.merge(author, bundle, channel.bundle(MIDDLE))
+        case "start_deleting_namespace" | "delete_namespace":
+            found: AnyRecord = getattr(propose, verb)(author, channel.view, name=NAMESPACE)
+            return found
+    made: AnyRecord = getattr(propose, verb)(author, bundle)
+    return made
 
 
 class Story:
@@ -27,276 +50,172 @@ class Story:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.ended: list[ObservedMove] = []
-        self._moves = Moves()
+        self.moved: list[str] = []
+        self.moves = Moves()
         self._now_ns = 0
 
-    def tell(self, record: AnyRecord) -> None:
-        """Append an accepted record, and read it."""
-        self._now_ns += 10**9
-        verdict = self.channel.put(record)
-        assert verdict.accepted, verdict
-        self.ended += self._moves.folded(
-            Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns
-        )
-
-    def resync(self, before: View) -> None:
-        """Resync after records that were not read since `before`."""
-        self._moves.resynced(resync_between(before, self.channel.view))
-
-    def about(self, broker: str, make: Proposal) -> None:
-        self.tell(make(self.channel.author(broker), self.channel.bundle()))
-
-    def transfer(self, destination: str = "target") -> None:
-        """Start to move the first bundle."""
-        incarnation = self.channel.incarnation(destination)
-        self.about(
-            "owner",
-            lambda author, bundle: propose.transfer(author, bundle, destination=incarnation),
-        )
-
-    def assign(self, owner: str) -> None:
-        """Give the first bundle to a broker, which opens it."""
-        incarnation = self.channel.incarnation(owner)
-        self.about(owner, lambda author, bundle: propose.assign(author, bundle, owner=incarnation))
-        self.about(owner, propose.opened)
-
-    def die(self, broker: str) -> None:
-        """Declare a broker dead."""
-        entry = self.channel.broker(broker)
-        self.tell(propose.down(self.channel.admin(), entry, instance_id=entry.joined.instance_id))
-
-    def outcome(self) -> list[tuple[MoveKind, MoveResult, int]]:
-        """The moves that have ended, with their seconds."""
-        return [(move.kind, move.result, move.duration_ns // 10**9) for move in self.ended]
+    def tell(self, *steps: str) -> None:
+        """Append an accepted record for each step, and read it."""
+        for step in steps:
+            record = record_of(self.channel, step)
+            self._now_ns += 10**9
+            verdict = self.channel.put(record)
+            assert verdict.accepted, verdict
+            folded = Folded(offset=self.channel.view.offset, record=record, verdict=verdict)
+            self.ended += self.moves.folded(folded, self._now_ns)
+            self.moved += [name.rpartition("/")[2] for name in moved_in(verdict.changes)]
 
 
-@pytest.fixture
-def story() -> Story:
-    """One bundle, owned by `owner`; `source` and `target` are there, too."""
-    return Story(channel_in("owned", "target"))
-
-
-def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
-    story.transfer()
-    story.about("target", propose.prepared)
-    assert [] == story.ended
-    story.about("owner", propose.hand_over)
-    assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
-    (move,) = story.ended
-    bundle = story.channel.bundle()
-    assert (bundle.name, bundle.last, bundle.token) == (move.bundle, move.offset, move.token)
-    assert (story.channel.incarnation("owner"), bundle.owner) == (move.source, move.destination)
-
-
-def test_a_transfer_may_be_cancelled(story: Story) -> None:
-    story.transfer()
-    story.about("target", lambda author, bundle: propose.cancel(author, bundle, reason="cold feet"))
-    assert [(MoveKind.TRANSFER, MoveResult.CANCELLED, 1)] == story.outcome()
-    assert ("cold feet", story.channel.incarnation("target")) == (
-        story.ended[0].reason,
-        story.ended[0].destination,
-    )
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm: bool) -> None:
-    """The source keeps the bundle."""
-    story.transfer()
-    if warm:
-        story.about("target", propose.prepared)
-    story.die("target")
-    assert [MoveResult.CUT_SHORT] == [result for _, result, _ in story.outcome()]
-
-
-def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
-    """If the destination was not warm, the bundle has no owner until it is opened there."""
-    dead = story.channel.incarnation("owner")
-    story.transfer()
-    story.die("owner")
-    story.about("target", propose.opened)
-    assert [
-        (MoveKind.TRANSFER, MoveResult.CUT_SHORT, 1),
-        (MoveKind.DEATH, MoveResult.DONE, 1),
-    ] == story.outcome()
-    assert [dead, dead] == [move.source for move in story.ended]
-
-
-def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:
-    story.transfer()
-    story.about("target", propose.prepared)
-    story.die("owner")
-    assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
-
-
-def test_an_unload_is_done_when_the_bundle_is_owned_again(story: Story) -> None:
-    story.about("owner", propose.unload)
-    story.about("owner", propose.released)
-    assert [] == story.ended
-    story.assign("target")
-    assert [(MoveKind.UNLOAD, MoveResult.DONE, 3)] == story.outcome()
-
-
-def test_a_death_counts_until_the_bundle_is_owned_again(story: Story) -> None:
-    """A second death does not end the move."""
-    story.die("owner")
-    incarnation = story.channel.incarnation("source")
-    story.about("target", lambda author, bundle: propose.assign(author, bundle, owner=incarnation))
-    story.die("source")
-    story.assign("target")
-    assert [(MoveKind.DEATH, MoveResult.DONE, 4)] == story.outcome()
-
-
-def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
-    story.tell(
-        propose.start_deleting_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE)
-    )
-    story.about("owner", propose.unload)
-    story.about("owner", propose.released)
-    story.tell(propose.delete_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
-    assert [(MoveKind.UNLOAD, MoveResult.DELETED, 2)] == story.outcome()
-
-
-def test_a_split_is_done_with_its_record(story: Story) -> None:
-    story.about(
-        "target",
-        lambda author, bundle: propose.start_split(
-            author, bundle, algorithm="range_equally_divide"
-        ),
-    )
-    story.about("owner", lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,)))
-    assert [(MoveKind.SPLIT, MoveResult.DONE, 1)] == story.outcome()
-
-
-def test_a_split_may_be_cancelled_or_cut_short(story: Story) -> None:
-    """By an owner that cancels, or dies."""
-    for _ in range(2):
-        story.about(
-            "target",
-            lambda author, bundle: propose.start_split(
-                author, bundle, algorithm="range_equally_divide"
-            ),
-        )
-        if not story.ended:
-            story.about(
-                "owner",
-                lambda author, bundle: propose.cancel(author, bundle, reason="nowhere to cut"),
-            )
-    story.die("owner")
-    assert [
-        (MoveKind.SPLIT, MoveResult.CANCELLED, 1),
-        (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1),
-    ] == story.outcome()
-
-
-def test_a_merge_takes_one_record() -> None:
+def two_owned() -> Channel:
+    """Two neighbours of one owner."""
     channel = channel_with("owner", bundles=2)
     for low in even_boundaries(2)[:2]:
         channel.own("owner", low)
-    story = Story(channel)
-    story.about(
-        "owner", lambda author, bundle: propose.merge(author, bundle, channel.bundle(MIDDLE))
-    )
-    assert [(MoveKind.MERGE, MoveResult.DONE, 0)] == story.outcome()
+    return channel
 
 
-def test_a_move_that_started_before_the_watch_is_not_counted() -> None:
-    """The end of a move whose start was not seen has no duration, and does not count."""
-    story = Story(channel_in("handing_over"))
-    story.about("source", propose.hand_over)
-    assert [] == story.ended
+TRANSFER, UNLOAD, DEATH, SPLIT = (
+    MoveKind.TRANSFER,
+    MoveKind.UNLOAD,
+    MoveKind.DEATH,
+    MoveKind.SPLIT,
+)
+DONE, CUT_SHORT, CANCELLED = MoveResult.DONE, MoveResult.CUT_SHORT, MoveResult.CANCELLED
+WHOLE, HALVES = (
+    ["0x00000000_0xffffffff"],
+    ["0x00000000_0x80000000", "0x80000000_0xffffffff"],
+)
+BEGUN = ("owner transfer target", "target prepared")
+STORIES: dict[str, tuple[Sequence[str], list[tuple[MoveKind, MoveResult, int]], Sequence[str]]] = {
+    "a transfer is done when its destination owns": (
+        (*BEGUN, "owner hand_over"),
+        [(TRANSFER, DONE, 2)],
+        WHOLE,
+    ),
+    "a transfer is under way until then": (BEGUN, [], []),
+    "a transfer may be cancelled": (
+        ("owner transfer target", "target cancel"),
+        [(TRANSFER, CANCELLED, 1)],
+        [],
+    ),
+    "the death of a destination cuts a transfer short": (
+        ("owner transfer target", "admin declares target"),
+        [(TRANSFER, CUT_SHORT, 1)],
+        [],
+    ),
+    "also if it was warm": ((*BEGUN, "admin declares target"), [(TRANSFER, CUT_SHORT, 2)], []),
+    "the death of a source begins another move": (
+        ("owner transfer target", "admin declares owner", "target opened"),
+        [(TRANSFER, CUT_SHORT, 1), (DEATH, DONE, 1)],
+        [],
+    ),
+    "the death of a source completes a warm transfer": (
+        (*BEGUN, "admin declares owner"),
+        [(TRANSFER, DONE, 2)],
+        [],
+    ),
+    "an unload is done when the bundle is owned again": (
+        ("owner unload", "owner released", "target assign target", "target opened"),
+        [(UNLOAD, DONE, 3)],
+        WHOLE,
+    ),
+    "a death counts until the bundle is owned again, also after a second one": (
+        (
+            "admin declares owner",
+            "target assign source",
+            "admin declares source",
+            "target assign target",
+            "target opened",
+        ),
+        [(DEATH, DONE, 4)],
+        [],
+    ),
+    "a deleted namespace ends what was under way": (
+        (
+            "admin start_deleting_namespace",
+            "owner unload",
+            "owner released",
+            "admin delete_namespace",
+        ),
+        [(UNLOAD, MoveResult.DELETED, 2)],
+        WHOLE,
+    ),
+    "a split is done with its record, and its children are new": (
+        ("target start_split", "owner split"),
+        [(SPLIT, DONE, 1)],
+        HALVES,
+    ),
+    "a split may be cancelled, and cut short by a death": (
+        ("target start_split", "owner cancel", "target start_split", "admin declares owner"),
+        [(SPLIT, CANCELLED, 1), (SPLIT, CUT_SHORT, 1)],
+        [],
+    ),
+}
 
 
-def test_a_move_that_went_on_unread_is_not_counted() -> None:
-    """How it ended is unknown, and what comes next does not count as its end."""
+@pytest.mark.parametrize(("steps", "outcomes", "moved"), STORIES.values(), ids=STORIES.keys())
+def test_how_a_move_ends(
+    steps: Sequence[str],
+    outcomes: list[tuple[MoveKind, MoveResult, int]],
+    moved: Sequence[str],
+) -> None:
+    """What ended with its seconds, and which ranges have moved: what was lost has not."""
     story = Story(channel_in("owned", "target"))
-    story.transfer()
-    before = from_bytes(to_bytes(story.channel.view))
-    story.channel.accept(propose.prepared(story.channel.author("target"), story.channel.bundle()))
-    story.resync(before)
-    story.about("owner", propose.hand_over)
-    assert [] == story.ended
+    story.tell(*steps)
+    assert outcomes == [(move.kind, move.result, move.duration_ns // 10**9) for move in story.ended]
+    assert moved == story.moved
 
 
-def moved_by(channel: Channel, *records: AnyRecord) -> list[str]:
-    """The ranges that moved, one record after the other."""
-    return [
-        name.rpartition("/")[2]
-        for record in records
-        for name in moved_in(channel.put(record).changes)
-    ]
+def test_a_move_has_both_ends_and_a_reason() -> None:
+    story = Story(channel_in("owned", "target"))
+    owner, target = story.channel.incarnation("owner"), story.channel.incarnation("target")
+    story.tell("owner transfer target", "target cancel", *BEGUN, "owner hand_over")
+    cancelled, done = story.ended
+    bundle = story.channel.bundle()
+    assert ("cold feet", target) == (cancelled.reason, cancelled.destination)
+    assert (bundle.name, bundle.last, bundle.token) == (done.bundle, done.offset, done.token)
+    assert (owner, target) == (done.source, done.destination)
 
 
-@pytest.mark.parametrize("low", [0, MIDDLE])
-def test_a_bundle_that_its_owner_released_has_moved(low: int) -> None:
-    """A transfer moves its bundle when the source has closed it, an unload when it is free. A
-    cancelled transfer moves nothing.
+def test_a_merge_takes_one_record() -> None:
+    story = Story(two_owned())
+    story.tell("owner merge")
+    (merge,) = story.ended
+    assert (MoveKind.MERGE, DONE, 0) == (merge.kind, merge.result, merge.duration_ns)
+    assert WHOLE == story.moved
+
+
+def test_a_move_whose_start_or_end_was_not_read_is_not_counted() -> None:
+    """It has no duration. What comes after a gap does not count as its end, and the owners on both
+    sides of the gap show which bundles have moved.
     """
-    channel = channel_with("owner", "target", bundles=2)
-    channel.own("owner", low)
-    target, bundle = channel.incarnation("target"), channel.bundle(low).name.rpartition("/")[2]
-    assert [] == moved_by(
-        channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target)
-    )
-    assert [] == moved_by(
-        channel, propose.cancel(channel.author("owner"), channel.bundle(low), reason="cold feet")
-    )
-    assert [] == moved_by(
-        channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target)
-    )
-    assert [] == moved_by(channel, propose.prepared(channel.author("target"), channel.bundle(low)))
-    assert [bundle] == moved_by(
-        channel, propose.hand_over(channel.author("owner"), channel.bundle(low))
-    )
-    assert [] == moved_by(channel, propose.unload(channel.admin(), channel.bundle(low)))
-    assert [bundle] == moved_by(
-        channel, propose.released(channel.author("target"), channel.bundle(low))
-    )
-
-
-def test_results_of_splits_and_merges_have_moved() -> None:
-    """The children of a split and the union of a merge are new."""
-    channel = channel_in("splitting")
-    assert ["0x00000000_0x80000000", "0x80000000_0xffffffff"] == moved_by(
-        channel, propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,))
-    )
-    assert ["0x00000000_0xffffffff"] == moved_by(
-        channel, propose.merge(channel.author("owner"), channel.bundle(), channel.bundle(MIDDLE))
-    )
+    started = Story(channel_in("handing_over"))
+    started.tell("source hand_over")
+    assert [] == started.ended
+    story = Story(channel_in("owned", "target"))
+    before = from_bytes(to_bytes(story.channel.view))
+    story.tell("owner transfer target")
+    for step in ("target prepared", "owner hand_over"):
+        story.channel.accept(record_of(story.channel, step))
+    story.channel.create(even_boundaries(2), namespace="tenant/new")
+    resync = resync_between(before, story.channel.view)
+    story.moves.resynced(resync)
+    story.tell("target unload", "target released", "owner assign owner", "owner opened")
+    assert [UNLOAD] == [move.kind for move in story.ended]
+    assert (story.channel.bundle().name,) == moved_in(resync.changes)
 
 
 def test_new_and_lost_bundles_have_not_moved() -> None:
-    """Neither the bundles of a new namespace, nor a first placement, nor a placement after a
-    death.
-    """
-    channel = channel_with("owner", "target")
-    made = propose.create_namespace(
-        channel.admin(), channel.view, name="tenant/new", boundaries=even_boundaries(2)
+    """Neither the bundles of a new namespace, nor a first placement, nor one after a death."""
+    story = Story(channel_with("owner", "target"))
+    made = story.channel.put(
+        propose.create_namespace(
+            story.channel.admin(),
+            story.channel.view,
+            name="tenant/new",
+            boundaries=even_boundaries(2),
+        )
     )
-    assert [] == moved_by(channel, made)
-    before = channel.view.offset
     for broker in ("owner", "target"):
-        assert [] == moved_by(
-            channel,
-            propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(broker)),
-        )
-        assert [] == moved_by(channel, propose.opened(channel.author(broker), channel.bundle()))
-        entry = channel.broker(broker)
-        assert [] == moved_by(
-            channel, propose.down(channel.admin(), entry, instance_id=entry.joined.instance_id)
-        )
-    assert before + 6 == channel.view.offset
-
-
-def test_a_resync_shows_which_bundles_have_moved() -> None:
-    """The owners in the views on both sides of the gap show it."""
-    channel = channel_in("owned", "target")
-    before = from_bytes(to_bytes(channel.view))
-    channel.accept(
-        propose.transfer(
-            channel.admin(), channel.bundle(), destination=channel.incarnation("target")
-        )
-    )
-    channel.accept(propose.prepared(channel.author("target"), channel.bundle()))
-    channel.accept(propose.hand_over(channel.author("owner"), channel.bundle()))
-    channel.create(even_boundaries(2), namespace="tenant/new")
-    assert (channel.bundle().name,) == moved_in(resync_between(before, channel.view).changes)
+        story.tell(f"admin assign {broker}", f"{broker} opened", f"admin declares {broker}")
+    assert ((), []) == (moved_in(made.changes), story.moved)

@@ -9,7 +9,7 @@ import pytest
 from equipoise.brokers.balancing.decisions import STAYS_MAX
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.placement import FewestBundles
-from equipoise.brokers.balancing.policy_violations import policy_violations
+from equipoise.brokers.balancing.planning import policy_violations
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document

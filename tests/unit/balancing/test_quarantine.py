@@ -16,14 +16,17 @@ from tests.scenarios.words import full_name
 BUNDLE = full_name("00_ff")
 LONE = "t/n with 1 bundle by admin"
 FIVE = ("brokers a b c d e", f"namespace {LONE}", "namespace t/m with 16 bundles by admin")
-
-
 HELD: dict[str, str | int] = {"reason": "x", "until_ms": 60_000, "hold_ms": 30_000}
 
 
 def quarantined(stage: Stage) -> list[str]:
     """Return the bundles in quarantine."""
     return [policy.subject for policy in quarantined_in(stage.view)]
+
+
+def phases(stage: Stage) -> set[str]:
+    """Return the phases of all bundles."""
+    return {bundle.phase for bundle in stage.view.bundles.values()}
 
 
 def owner(stage: Stage, bundle: str = BUNDLE) -> str:
@@ -33,10 +36,9 @@ def owner(stage: Stage, bundle: str = BUNDLE) -> str:
     return stage.view.live[incarnation].broker
 
 
-def kill(stage: Stage, broker: str) -> None:
-    """End a process without farewell, and wait until the others know."""
-    perform(stage, f"crash {broker}")
-    perform(stage, "advance 6s")
+def leader(stage: Stage) -> str:
+    """Return the id of the leader."""
+    return min(stage.view.live_brokers(), key=lambda each: each.incarnation).broker
 
 
 def renamed(bundle: str) -> str:
@@ -45,26 +47,137 @@ def renamed(bundle: str) -> str:
     return f"{namespace}/{range_[2:4]}_{'ff' if range_.endswith('ffffffff') else range_[13:15]}"
 
 
-def kill_owner(stage: Stage, *, alone: bool = True) -> None:
-    """Kill the owner of `BUNDLE`, after its other bundles have moved away if it is to be `alone` at
-    risk.
+def kill(stage: Stage, broker: str, *alone: str) -> None:
+    """End a process without farewell, and wait until the others know. If bundles are to be `alone`
+    at risk, the others move away before.
     """
-    name = owner(stage)
-    if alone:
-        spare = next(broker.broker for broker in stage.view.live_brokers() if broker.broker != name)
-        for bundle in list(stage.view.held_by(stage.view.brokers[name].incarnation)):
-            if bundle.name != BUNDLE:
-                perform(stage, f"transfer {renamed(bundle.name)} to {spare} by admin")
-    kill(stage, name)
+    spare = next(each.broker for each in stage.view.live_brokers() if each.broker != broker)
+    for bundle in list(stage.view.held_by(stage.view.brokers[broker].incarnation)):
+        if alone and bundle.name not in alone:
+            perform(stage, f"transfer {renamed(bundle.name)} to {spare} by admin")
+    perform(stage, f"crash {broker}")
+    perform(stage, "advance 6s")
+
+
+def tell(stage: Stage, *steps: str) -> None:
+    """Perform steps. `kill OWNER` ends the owner of `BUNDLE`, with no other bundle; `{owner}`,
+    `{leader}`, `{other}` and `{another}` are the brokers that are it then.
+    """
+    for step in steps:
+        if step == "kill OWNER":
+            kill(stage, owner(stage), BUNDLE)
+            continue
+        named = {}
+        if "{" in step:
+            others = [each.broker for each in stage.view.live_brokers()]
+            others.remove(owner(stage))
+            named = {"owner": owner(stage), "leader": leader(stage)}
+            named |= {"other": others[0], "another": others[-1]}
+        perform(stage, step.format(**named))
 
 
 def broken(stage: Stage, owners: int = 2) -> None:
     """Let so many owners of `BUNDLE` die soon after they got it. The one before them had it for
     long.
     """
-    perform(stage, "advance 15s")
-    for _ in range(1 + owners):
-        kill_owner(stage)
+    tell(stage, "advance 15s", *("kill OWNER",) * (1 + owners))
+
+
+CRASH = ("crash {owner}", "advance 6s")
+FORTY = (
+    "brokers a b c d e",
+    "namespace t/n with 32 bundles by admin",
+    "namespace t/m with 8 bundles by admin",
+    "advance 20s",
+)
+TWO_DEATHS = (*FIVE, "advance 15s", "kill OWNER", "kill OWNER")
+INNOCENT: dict[str, tuple[str, ...]] = {
+    **{
+        f"ordinary crashes, {seconds} s apart": (
+            *FORTY,
+            *(step for name in "abc" for step in (f"crash {name}", f"advance {seconds}s")),
+            "advance 8s",
+        )
+        for seconds in (15, 22)
+    },
+    # However soon the second one comes: the first owner had its bundles for long.
+    **{
+        f"two crashes in a row, {second} s apart": (
+            *FORTY,
+            "crash a",
+            f"advance {second}s",
+            "crash b",
+            "advance 20s",
+        )
+        for second in (1, 4, 8)
+    },
+    # A release that crashes, or an operator who kills brokers, is no reason against a bundle.
+    "many deaths of others are another cause": (
+        "brokers a b c d e f g h",
+        f"namespace {LONE}",
+        "namespace t/m with 32 bundles by admin",
+        "advance 15s",
+        "kill OWNER",
+        "kill OWNER",
+        "crash {other}",
+        "crash {another}",
+        "advance 6s",
+        "kill OWNER",
+    ),
+    # Only different owners count: the machine is broken, not its bundles.
+    "a broker that crashes again and again": (
+        "brokers a b",
+        "namespace t/n with 2 bundles by admin",
+        "namespace t/m with 8 bundles by admin",
+        "advance 15s",
+        *("restart b with directory", "advance 2s") * 4,
+    ),
+    "an owner that stays ends a row": (*TWO_DEATHS, "advance 15s", "kill OWNER"),
+    "a live owner that gives the bundle away ends a row": (
+        *TWO_DEATHS,
+        "transfer 00_ff to {other} by admin",
+        "kill OWNER",
+    ),
+    "a live owner that unloads the bundle ends a row": (
+        *TWO_DEATHS,
+        "unload 00_ff by admin",
+        "kill OWNER",
+    ),
+    # Half of a cluster without power: bundles that are assigned to a broker that is already dead
+    # accuse nobody.
+    "brokers that die together": (
+        "brokers a b c d",
+        "namespace t/n with 64 bundles by admin",
+        "crash a",
+        "advance 900ms",
+        "crash b",
+        "advance 60s",
+    ),
+    # The deaths that follow tell them apart.
+    "many suspects": (
+        "brokers a b c d",
+        "namespace t/n with 16 bundles by admin",
+        *("crash a", "advance 6s", "crash b", "advance 6s"),
+    ),
+    "the only bundle": ("brokers a b c d", f"namespace {LONE}", *CRASH * 3),
+    "a broker that leaves": (*FIVE, *("leave {owner}", "advance 12s") * 3),
+    "a store that is away fails all opens": (
+        "brokers a b",
+        "service a refuses open",
+        "service b refuses open",
+        "namespace t/n with 8 bundles by admin",
+        "advance 60s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps"), INNOCENT.values(), ids=INNOCENT.keys())
+def test_what_accuses_no_bundle(steps: tuple[str, ...]) -> None:
+    stage = play(steps[0])
+    for step in steps[1:]:
+        tell(stage, step)
+        assert [] == quarantined(stage)
+    assert phases(stage) == ({"free"} if "service a refuses open" in steps else {"owned"})
 
 
 def test_owners_in_a_row_that_die_soon_are_a_quarantine() -> None:
@@ -74,7 +187,7 @@ def test_owners_in_a_row_that_die_soon_are_a_quarantine() -> None:
     stage = play(*FIVE)
     broken(stage, 1)
     assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
-    kill_owner(stage)
+    tell(stage, "kill OWNER")
     assert [BUNDLE] == quarantined(stage)
     perform(stage, "advance 20s")
     assert "free" == stage.view.bundles[BUNDLE].phase
@@ -90,9 +203,7 @@ def test_owners_in_a_row_that_die_soon_are_a_quarantine() -> None:
     stage.ask(left, SetClusterPolicy(policy=quarantine_key(BUNDLE), document=None))
     perform(stage, "advance 1ms")
     assert "owned" == stage.view.bundles[BUNDLE].phase
-    perform(stage, "advance 15s")
-    perform(stage, "restart a with directory")
-    kill_owner(stage)
+    tell(stage, "advance 15s", "restart a with directory", "kill OWNER")
     assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
 
 
@@ -108,50 +219,12 @@ def test_a_quarantine_ends_by_itself_and_comes_back_for_twice_as_long() -> None:
         perform(stage, "advance 7s")
         assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
         if hold_s < 120:
-            kill_owner(stage)
+            tell(stage, "kill OWNER")
     perform(stage, "advance 15s")
-    for name in "abcdef":
-        perform(stage, f"restart {name} with directory") if stage.hosts[
-            name
-        ].process is None else None
+    dead = (name for name, host in stage.hosts.items() if host.process is None)
+    tell(stage, *(f"restart {name} with directory" for name in dead))
     broken(stage)
     assert [30_000] == [policy.hold_ms for policy in quarantined_in(stage.view)]
-
-
-@pytest.mark.parametrize("seconds", [15, 22])
-def test_ordinary_crashes_accuse_no_bundle(seconds: int) -> None:
-    """5 brokers, 40 bundles: one process is killed, another one later, and a third one."""
-    stage = play(
-        "brokers a b c d e",
-        "namespace t/n with 32 bundles by admin",
-        "namespace t/m with 8 bundles by admin",
-        "advance 20s",
-    )
-    for name in "abc":
-        perform(stage, f"crash {name}")
-        perform(stage, f"advance {seconds}s")
-        assert [] == quarantined(stage)
-    perform(stage, "advance 8s")
-    assert {"owned"} == {bundle.phase for bundle in stage.view.bundles.values()}
-
-
-def test_two_crashes_in_a_row_accuse_no_bundle() -> None:
-    """However soon the second one comes: the first owner had its bundles for long."""
-    for second in range(1, 9):
-        stage = play(
-            "brokers a b c d e",
-            "namespace t/n with 32 bundles by admin",
-            "namespace t/m with 8 bundles by admin",
-            "advance 20s",
-        )
-        perform(stage, "crash a")
-        perform(stage, f"advance {second}s")
-        perform(stage, "crash b")
-        perform(stage, "advance 20s")
-        assert ([], {"owned"}) == (
-            quarantined(stage),
-            {bundle.phase for bundle in stage.view.bundles.values()},
-        )
 
 
 @pytest.mark.parametrize("operation", ["prepare", "open"])
@@ -160,8 +233,7 @@ def test_a_bundle_that_kills_each_owner_is_held_before_it_kills_all(operation: s
     stage = play("brokers a b c d e f", "namespace t/m with 32 bundles by admin", "advance 20s")
     for name in "abcdef":
         stage.process(name).service.poison = (operation, BUNDLE)
-    perform(stage, f"namespace {LONE}")
-    perform(stage, "advance 25s")
+    tell(stage, f"namespace {LONE}", "advance 25s")
     assert [BUNDLE] == quarantined(stage)
     assert 2 == sum(host.process is None for host in stage.hosts.values())
     perform(stage, "advance 30s")
@@ -169,43 +241,6 @@ def test_a_bundle_that_kills_each_owner_is_held_before_it_kills_all(operation: s
     assert {"owned"} == {bundle.phase for bundle in stage.view.bundles_of("t/m")}
     perform(stage, "advance 40s")
     assert 3 == sum(host.process is None for host in stage.hosts.values())
-
-
-def test_many_deaths_of_others_are_another_cause() -> None:
-    """A release that crashes, or an operator who kills brokers, is no reason against a bundle."""
-    stage = play(
-        "brokers a b c d e f g h",
-        f"namespace {LONE}",
-        "namespace t/m with 32 bundles by admin",
-        "advance 15s",
-    )
-    kill_owner(stage)
-    kill_owner(stage)
-    others = [
-        broker.broker for broker in stage.view.live_brokers() if broker.broker != owner(stage)
-    ]
-    for name in others[:2]:
-        perform(stage, f"crash {name}")
-    perform(stage, "advance 6s")
-    kill_owner(stage)
-    assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
-
-
-def test_a_broker_that_crashes_again_and_again_accuses_no_bundle() -> None:
-    """Only different owners count: the machine is broken, not its bundles."""
-    stage = play(
-        "brokers a b",
-        "namespace t/n with 2 bundles by admin",
-        "namespace t/m with 8 bundles by admin",
-        "advance 15s",
-    )
-    for _ in range(4):
-        perform(stage, "restart b with directory")
-        perform(stage, "advance 2s")
-    assert ([], {"owned"}) == (
-        quarantined(stage),
-        {bundle.phase for bundle in stage.view.bundles.values()},
-    )
 
 
 def test_suspects_that_cannot_be_told_apart_are_released_one_after_the_other() -> None:
@@ -219,68 +254,12 @@ def test_suspects_that_cannot_be_told_apart_are_released_one_after_the_other() -
     left, right = (bundle.name for bundle in stage.view.bundles_of("t/n"))
     for _ in range(3):
         name = owner(stage, left)
-        spare = next(broker.broker for broker in stage.view.live_brokers() if broker.broker != name)
-        for bundle in stage.view.bundles.values():
-            if bundle.name == right and owner(stage, right) != name:
-                perform(stage, f"transfer {renamed(right)} to {name} by admin")
-            elif bundle.namespace == "t/m" and owner(stage, bundle.name) == name:
-                perform(stage, f"transfer {renamed(bundle.name)} to {spare} by admin")
-        kill(stage, name)
+        if owner(stage, right) != name:
+            perform(stage, f"transfer {renamed(right)} to {name} by admin")
+        kill(stage, name, left, right)
     assert {left: 30_000, right: 45_000} == {
         policy.subject: policy.hold_ms for policy in quarantined_in(stage.view)
     }
-
-
-@pytest.mark.parametrize(
-    "between", ["advance 15s", "transfer 00_ff to {other} by admin", "unload 00_ff by admin"]
-)
-def test_a_row_of_deaths_ends(between: str) -> None:
-    """An owner stays, or a live owner gives the bundle away."""
-    stage = play(*FIVE)
-    broken(stage, 1)
-    other = next(
-        broker.broker for broker in stage.view.live_brokers() if broker.broker != owner(stage)
-    )
-    perform(stage, between.format(other=other))
-    kill_owner(stage)
-    assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
-
-
-def test_brokers_that_die_together_are_no_quarantine() -> None:
-    """Half of a cluster without power: bundles that are assigned to a broker that is already dead
-    accuse nobody.
-    """
-    stage = play(
-        "brokers a b c d",
-        "namespace t/n with 64 bundles by admin",
-        "crash a",
-        "advance 900ms",
-        "crash b",
-        "advance 60s",
-    )
-    assert [] == quarantined(stage)
-    assert {"owned"} == {bundle.phase for bundle in stage.view.bundles.values()}
-
-
-def test_many_suspects_are_no_quarantine() -> None:
-    """The deaths that follow tell them apart."""
-    stage = play(
-        "brokers a b c d",
-        "namespace t/n with 16 bundles by admin",
-        "crash a",
-        "advance 6s",
-        "crash b",
-        "advance 6s",
-    )
-    assert [] == quarantined(stage)
-    assert {"owned"} == {bundle.phase for bundle in stage.view.bundles.values()}
-
-
-def test_the_only_bundle_is_no_quarantine() -> None:
-    stage = play("brokers a b c d", f"namespace {LONE}")
-    for _ in range(3):
-        kill(stage, owner(stage))
-    assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
 
 
 def test_a_small_cluster_may_hold_one_bundle() -> None:
@@ -289,46 +268,31 @@ def test_a_small_cluster_may_hold_one_bundle() -> None:
     assert [BUNDLE] == quarantined(stage)
 
 
-def test_a_broker_that_leaves_accuses_nobody() -> None:
-    stage = play(*FIVE)
-    for _ in range(3):
-        perform(stage, f"leave {owner(stage)}")
-        perform(stage, "advance 12s")
-    assert [] == quarantined(stage)
-
-
 def test_three_failed_opens_in_a_row_are_a_quarantine() -> None:
-    """A store that is away fails all bundles, and quarantines none."""
     stage = play("brokers a b", "namespace t/m with 8 bundles by admin")
-    for name in "ab":
-        perform(stage, f"service {name} refuses prepare")
-    perform(stage, f"namespace {LONE}")
-    perform(stage, "advance 30s")
+    tell(
+        stage,
+        *(f"service {name} refuses prepare" for name in "ab"),
+        f"namespace {LONE}",
+        "advance 30s",
+    )
     assert [BUNDLE] == quarantined(stage)
     assert "3 opens in a row failed" == next(quarantined_in(stage.view)).reason
-    away = play(
-        "brokers a b",
-        "service a refuses open",
-        "service b refuses open",
-        "namespace t/n with 8 bundles by admin",
-        "advance 60s",
-    )
-    assert [] == quarantined(away)
 
 
 def test_a_bundle_that_one_broker_takes_is_no_quarantine() -> None:
     """Its service is only there. It is owned as soon as that broker is."""
     stage = play("brokers a b c d", "namespace t/m with 16 bundles by admin", "brokers e")
-    for name in "abcd":
-        perform(stage, f"service {name} refuses prepare")
-    perform(stage, f"namespace {LONE}")
-    perform(stage, "advance 20s")
+    tell(
+        stage,
+        *(f"service {name} refuses prepare" for name in "abcd"),
+        f"namespace {LONE}",
+        "advance 20s",
+    )
     assert ([], "e") == (quarantined(stage), owner(stage))
-    perform(stage, "crash e")
-    perform(stage, "advance 20s")
+    tell(stage, "crash e", "advance 20s")
     assert [BUNDLE] == quarantined(stage)
-    perform(stage, "restart e with directory")
-    perform(stage, "advance 35s")
+    tell(stage, "restart e with directory", "advance 35s")
     assert ([], "e") == (quarantined(stage), owner(stage))
 
 
@@ -348,13 +312,12 @@ def test_a_new_leader_knows_the_row_and_when_the_quarantine_ends() -> None:
     """The first two deaths are those of leaders, and another one dies during the quarantine."""
     stage = play(*FIVE, "advance 15s")
     for _ in range(2):
-        leader = min(stage.view.live_brokers(), key=lambda each: each.incarnation).broker
-        if owner(stage) != leader:
-            perform(stage, f"transfer 00_ff to {leader} by admin")
-        kill_owner(stage)
-    kill_owner(stage)
+        if owner(stage) != leader(stage):
+            tell(stage, "transfer 00_ff to {leader} by admin")
+        tell(stage, "kill OWNER")
+    tell(stage, "kill OWNER")
     assert [BUNDLE] == quarantined(stage)
-    kill(stage, min(stage.view.live_brokers(), key=lambda each: each.incarnation).broker)
+    kill(stage, leader(stage))
     perform(stage, "advance 18s")
     assert [BUNDLE] == quarantined(stage)
     perform(stage, "advance 6s")
@@ -366,7 +329,6 @@ def test_the_quarantine_of_a_deleted_bundle_ends() -> None:
         "brokers a",
         f"namespace {LONE}",
         "namespace t/m with 2 bundles by admin",
-        "unload 00_ff by admin",
     )
     stage.ask(
         "a",
@@ -375,11 +337,9 @@ def test_the_quarantine_of_a_deleted_bundle_ends() -> None:
             document=quarantine_document("test", hold_ms=60_000, until_ms=60_000, evidence=()),
         ),
     )
-    perform(stage, "unload 00_ff by admin") if stage.view.bundles[BUNDLE].phase == "owned" else None
+    tell(stage, "unload 00_ff by admin")
     assert ("free", True) == (stage.view.bundles[BUNDLE].phase, is_quarantined(stage.view, BUNDLE))
-    perform(stage, "deleting t/n by admin")
-    perform(stage, "delete t/n by admin")
-    perform(stage, "advance 1s")
+    tell(stage, "deleting t/n by admin", "delete t/n by admin", "advance 1s")
     assert {} == stage.view.policies
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS
+from equipoise.brokers.balancing.settings.setting_values import GROUPS, SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import (
     CHANGED_BY,
     KEY,

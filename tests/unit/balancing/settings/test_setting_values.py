@@ -14,9 +14,10 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     SHEDDERS,
     BalancingSettings,
 )
-from equipoise.brokers.balancing.settings.setting_meanings import GROUPS, MEANINGS
 from equipoise.brokers.balancing.settings.setting_values import (
     CHOICES,
+    GROUPS,
+    MEANINGS,
     NAMESPACES_MAX,
     SETTINGS,
     Value,
