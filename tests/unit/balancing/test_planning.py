@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from equipoise.brokers.balancing import destinations
-from equipoise.brokers.balancing.destinations import PlacementRules
-from equipoise.brokers.balancing.placement import LeastCost
+from equipoise.brokers.balancing.decisions import STAYS_MAX
+from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
+from equipoise.brokers.balancing.placement import FewestBundles, LeastCost, Placement
 from equipoise.brokers.balancing.planning import (
     OF_POLICIES,
     ClusterSnapshot,
@@ -19,6 +20,7 @@ from equipoise.brokers.balancing.planning import (
     fresh,
     groups_in_play,
     plan_round,
+    policy_violations,
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Isolation, Pattern, control_document, is_named
@@ -30,13 +32,15 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary, summarized
-from equipoise.shedder.loads import Weights
+from equipoise.shedder.loads import BrokerLoad, Weights
 from equipoise.shedder.plan import Budget, Move
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import Channel
+from tests.channels.ruled import Member, give, load, ruled_channel, set_policy
 from tests.load.loaded import sample, uneven_channel
 from tests.shedding import plan_of
 
@@ -126,31 +130,26 @@ def test_the_topic_limit_uses_the_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)]
+    ("age_ms", "told"),
+    [
+        (15_000, None),
+        (15_001, "15 s ago"),
+        (-15_000, None),
+        (-15_001, "15 s ahead of this clock"),
+    ],
 )
-def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, is_apart: bool) -> None:
-    """After three intervals without a report, or with a report from as far in the future."""
+def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, told: str | None) -> None:
+    """After three intervals without a report, or with a report from as far in the future. Placement
+    forgets it, too.
+    """
     channel = uneven_channel()
-    known = [
-        *summaries(channel, {"a": 90.0}, age_ms=age_ms),
-        *summaries(channel, {"b": 35.0, "c": 5.0}),
-    ]
+    old = summaries(channel, {"a": 90.0}, age_ms=age_ms)
+    known = [*old, *summaries(channel, {"b": 35.0, "c": 5.0})]
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     apart = cluster_snapshot_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
-    assert is_apart == ("a" in apart)
-    assert set() == set(apart) - {"a"}
-
-
-@pytest.mark.parametrize(
-    ("age_ms", "told"), [(20_000, "20 s ago"), (-20_000, "20 s ahead of this clock")]
-)
-def test_a_report_from_the_future_has_its_own_message(age_ms: int, told: str) -> None:
-    settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
-    known = summaries(uneven_channel(), {"a": 90.0}, age_ms=age_ms)
-    apart = cluster_snapshot_of(
-        uneven_channel().view, known, settings, now_ms=NOW_MS
-    ).snapshot.apart
-    assert {"a": f"its last load report was made {told} (limit: 15 s)"} == apart
+    message = f"its last load report was made {told} (limit: 15 s)"
+    assert ({} if told is None else {"a": message}) == apart
+    assert (told is None) == ("a" in fresh(old, settings, now_ms=NOW_MS))
 
 
 def test_a_draining_broker_takes_no_part_because_it_drains() -> None:
@@ -265,6 +264,194 @@ class Unasked:
         raise AssertionError((view, bundles, avoid, at_most))
 
 
+# --- bundles whose owner violates a policy ---
+
+NS, OTHER = "t/ns", "t/other"
+TO_B: Document = {"namespaces.0": NS, "primary.0": "b"}
+ELSEWHERE = "a may not have it: isolation/x gives this namespace other brokers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A channel whose first broker owns all bundles of two namespaces, and a policy.
+
+    `moves`: the place of each bundle that moves, and its destination. `stays`: why others do not.
+    """
+
+    name: str
+    key: str = "isolation/x"
+    policy: Document = field(default_factory=lambda: TO_B)
+    bundles: int = 1
+    at_most: int = 9
+    namespace: str = NS
+    resting: Sequence[int] = ()
+    placement: Placement | None = None
+    rules: PlacementRules = field(default_factory=PlacementRules)
+    version: str = "1.0.0"
+    groups: str | None = None
+    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    moves: Sequence[tuple[int, str, str]] = ()
+    stays: Sequence[str] = ()
+
+
+class Stubborn:
+    """A placement that puts everything at one broker."""
+
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """See `Placement.place`."""
+        return {bundle.name: view.brokers[self._broker].incarnation for bundle in bundles}
+
+
+EXACT = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
+WITH_SECONDARY: Document = {
+    "namespaces.0": NS,
+    "primary.0": "b",
+    "secondary.0": "a",
+    "usage_threshold": 80,
+}
+VIOLATIONS = (
+    Violation(name="its namespace belongs elsewhere", moves=[(0, "b", ELSEWHERE)]),
+    Violation(
+        name="a primary gives away bundles of other namespaces",
+        policy={"namespaces.0": NS, "primary.0": "a"},
+        namespace=OTHER,
+        moves=[(0, "b", "a may not have it: isolation/x keeps it for other namespaces")],
+    ),
+    Violation(
+        name="a pin moves what it covers",
+        key="pin/x",
+        policy={"namespace": NS, "range": "0x40000000_0x80000001", "brokers.0": "b"},
+        bundles=4,
+        moves=[(place, "b", "a may not have it: pin/x keeps this bundle at b") for place in (1, 2)],
+    ),
+    Violation(
+        name="a pin of a missing namespace moves nothing",
+        key="pin/x",
+        policy={"namespace": "t/new", "brokers.0": "b"},
+    ),
+    Violation(
+        name="a bundle that no other broker may have stays, and of very many the first are named",
+        policy={"namespaces.0": NS, "primary.0": "gone"},
+        bundles=STAYS_MAX + 1,
+        stays=[f"{ELSEWHERE}; but no other broker may have it"] * STAYS_MAX,
+    ),
+    Violation(
+        name="an unreadable policy moves nothing",
+        policy={"namespaces.0": NS, "primary.0": "("},
+        stays=[
+            (
+                "a may not have it: the policy isolation/x cannot be read, so nobody may have what"
+                " it is about: primary.0 is '(', which is no regular expression that can be used:"
+                " missing ): (; but no other broker may have it"
+            )
+        ],
+    ),
+    Violation(
+        name="a bundle rests after a move, and another one moves instead",
+        bundles=2,
+        resting=[0],
+        at_most=1,
+        moves=[(1, "b", ELSEWHERE)],
+        stays=[f"{ELSEWHERE}; but it has just moved"],
+    ),
+    Violation(
+        name="at most so many move",
+        bundles=8,
+        at_most=3,
+        moves=[(place, "b", ELSEWHERE) for place in range(3)],
+    ),
+    Violation(name="no bundle moves at all", at_most=0),
+    Violation(
+        name="versions, anti-affinity and the topic limit count only when a bundle is placed",
+        policy={"namespaces.0": ".*", "primary.0": ".*"},
+        rules=PlacementRules(prefer_later_versions=True, topics_max=1),
+        version="2.0.0",
+        groups="group",
+        loads={"a": load(topics=5)},
+    ),
+    Violation(
+        name="preferences that come first may leave no broker, as in Pulsar",
+        rules=EXACT,
+        version="2.0.0",
+        at_most=1,
+        stays=[f"{ELSEWHERE}; but no other broker may have it"],
+    ),
+    Violation(
+        name="a secondary keeps a bundle while its primary is full",
+        policy=WITH_SECONDARY,
+        loads={"b": load(0.9)},
+    ),
+    Violation(
+        name="a secondary gives a bundle back when its primary has room",
+        policy=WITH_SECONDARY,
+        loads={"b": load(0.7)},
+        moves=[(0, "b", "a may not have it: isolation/x has 1 primaries available, and needs 1")],
+    ),
+    *(
+        Violation(
+            name=f"a forbidden choice of placement, {broker}, is not followed",
+            placement=Stubborn(broker),
+            stays=[f"{ELSEWHERE}; but placement finds no place among the allowed brokers"],
+        )
+        for broker in "ac"
+    ),
+)
+
+
+@pytest.mark.parametrize("case", VIOLATIONS, ids=lambda case: case.name)
+def test_a_bundle_leaves_an_owner_that_may_not_have_it(case: Violation) -> None:
+    members: list[Member | str] = ["a", "b", Member(broker="c", version=case.version)]
+    channel = ruled_channel(members, dict.fromkeys((NS, OTHER), case.groups), bundles=case.bundles)
+    for name in sorted(channel.view.bundles):
+        give(channel, name, "a")
+    set_policy(channel, case.key, case.policy)
+    names = [bundle.name for bundle in channel.view.bundles_of(case.namespace)]
+    moves, stays = policy_violations(
+        Destinations(channel.view, loads=case.loads, rules=case.rules),
+        placement=case.placement or FewestBundles(rules=case.rules),
+        at_most=case.at_most,
+        resting=[names[place] for place in case.resting],
+    )
+    expected = [(names[place], "a", broker, why) for place, broker, why in case.moves]
+    assert expected == [(move.bundle, move.source, move.destination, move.reason) for move in moves]
+    assert list(case.stays) == [stay.reason for stay in stays]
+
+
+def test_a_draining_broker_is_skipped() -> None:
+    """A bundle on its way no longer violates a policy at its source. Rules may also refuse a
+    draining broker, which takes nothing in any case.
+    """
+    channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=2)
+    first, second = (bundle.name for bundle in channel.view.bundles_of(NS))
+    for name in (first, second):
+        give(channel, name, "a")
+    set_policy(channel, "isolation/x", TO_B)
+    moving = channel.view.bundles[first]
+    channel.accept(propose.transfer(channel.admin(), moving, destination=channel.incarnation("c")))
+
+    def found() -> list[str]:
+        moves, _ = policy_violations(
+            Destinations(channel.view), placement=FewestBundles(), at_most=9
+        )
+        return [move.bundle for move in moves]
+
+    assert [second] == found()
+    channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
+    assert [] == found()
+    bound = Destinations(channel.view).bound(channel.view.bundles[second])
+    assert (("b",), {"a", "c"}) == (bound.allowed, set(bound.refused))
+
+
 def test_policy_violations_come_first() -> None:
     """Policy violations are the whole round, whatever the load. Without them the shedder plans."""
     channel = uneven_channel()
@@ -292,46 +479,6 @@ def test_policy_violations_come_first() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("move", "problem"),
-    [
-        (Move(bundle=FIRST, source="a", destination="b", reason="test"), None),
-        (Move(bundle=FIRST, source="a", destination=None, reason="test"), None),
-        (
-            Move(bundle=FIRST, source="b", destination="c", reason="test"),
-            "it is not at its source any more",
-        ),
-        (
-            Move(
-                bundle="tenant/ns/0x00000000_0x00000001", source="a", destination="b", reason="test"
-            ),
-            "it is not at its source any more",
-        ),
-        (
-            Move(bundle=FIRST, source="a", destination="gone", reason="test"),
-            "gone takes nothing now",
-        ),
-    ],
-    ids=["named", "to-whoever", "elsewhere", "gone", "nobody"],
-)
-def test_a_move_is_stale_once_its_ends_are_not_what_they_were(
-    move: Move, problem: str | None
-) -> None:
-    told = stale_moves(uneven_channel().view, [move], PlacementRules(), now_ms=NOW_MS)
-    assert ({} if problem is None else {move.bundle: problem}) == told
-
-
-@pytest.mark.parametrize(
-    ("destination", "problem"),
-    [("b", "pin/kept keeps this bundle at a"), (None, "no other broker may have it now")],
-    ids=["named", "to-whoever"],
-)
-def test_a_move_is_stale_once_a_policy_forbids_it(destination: str | None, problem: str) -> None:
-    channel = with_policy(uneven_channel(), "pin/kept", namespace="tenant/ns", brokers__0="a")
-    move = Move(bundle=FIRST, source="a", destination=destination, reason="test")
-    assert {FIRST: problem} == stale_moves(channel.view, [move], PlacementRules(), now_ms=NOW_MS)
-
-
 # --- controls ---
 
 
@@ -348,6 +495,37 @@ def frozen_channel() -> Channel:
         )
     )
     return channel
+
+
+def to(destination: str | None, *, source: str = "a", bundle: str = FIRST) -> Move:
+    return Move(bundle=bundle, source=source, destination=destination, reason="test")
+
+
+@pytest.mark.parametrize(
+    ("rule", "move", "problem"),
+    [
+        ("", to("b"), None),
+        ("", to(None), None),
+        ("", to("c", source="b"), "it is not at its source any more"),
+        (
+            "",
+            to("b", bundle="tenant/ns/0x00000000_0x00000001"),
+            "it is not at its source any more",
+        ),
+        ("", to("gone"), "gone takes nothing now"),
+        ("pin", to("b"), "pin/kept keeps this bundle at a"),
+        ("pin", to(None), "no other broker may have it now"),
+        ("freeze", to("b"), FROZEN),
+    ],
+)
+def test_a_move_is_stale_once_its_ends_or_the_rules_are_not_what_they_were(
+    rule: str, move: Move, problem: str | None
+) -> None:
+    channel = frozen_channel() if rule == "freeze" else uneven_channel()
+    if rule == "pin":
+        with_policy(channel, "pin/kept", namespace="tenant/ns", brokers__0="a")
+    told = stale_moves(channel.view, [move], PlacementRules(), now_ms=NOW_MS)
+    assert ({} if problem is None else {move.bundle: problem}) == told
 
 
 def test_nothing_of_a_frozen_namespace_moves_for_load() -> None:
@@ -368,13 +546,6 @@ def test_a_freeze_that_has_ended_does_not_count() -> None:
     }
 
 
-def test_a_move_is_stale_once_its_namespace_is_frozen() -> None:
-    move = Move(bundle=FIRST, source="a", destination="b", reason="test")
-    assert {FIRST: FROZEN} == stale_moves(
-        frozen_channel().view, [move], PlacementRules(), now_ms=NOW_MS
-    )
-
-
 def test_a_policy_moves_a_frozen_bundle() -> None:
     """It is an operator's wish as well, and a rule."""
     channel = with_policy(frozen_channel(), "pin/kept", namespace="tenant/ns", brokers__0="b")
@@ -382,15 +553,3 @@ def test_a_policy_moves_a_frozen_bundle() -> None:
     planned = plan_round(cluster, SETTINGS, LeastCost())
     assert (OF_POLICIES, "b") == (planned.strategy, planned.plan.moves[0].destination)
     assert {} == stale_moves(channel.view, planned.plan.moves, PlacementRules(), now_ms=NOW_MS)
-
-
-@pytest.mark.parametrize(
-    ("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)]
-)
-def test_placement_ignores_old_reports(age_ms: int, is_known: bool) -> None:
-    """Placement forgets a broker when the shedder does."""
-    channel = uneven_channel()
-    (summary,) = summaries(channel, {"c": 5.0}, age_ms=age_ms)
-    assert ({"c": summary} if is_known else {}) == fresh([summary], SETTINGS, now_ms=NOW_MS)
-    snapshot = cluster_snapshot_of(channel.view, [summary], SETTINGS, now_ms=NOW_MS).snapshot
-    assert is_known == ("c" not in snapshot.apart)

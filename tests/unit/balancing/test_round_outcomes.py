@@ -5,7 +5,8 @@ measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -149,12 +150,6 @@ def test_a_round_whose_moves_all_failed_is_not_awaited(watched: Watched) -> None
     )
 
 
-def test_moves_without_predictions_are_not_awaited(watched: Watched) -> None:
-    watched.plan(Move(bundle="t/n/0", source="a", destination="b", reason="why"))
-    watched.end("t/n/0")
-    assert not watched.outcomes
-
-
 @pytest.mark.parametrize("cost", [math.nan, -1.0, math.inf])
 def test_the_wait_is_bounded(watched: Watched, cost: float) -> None:
     """An impossible report is none."""
@@ -190,9 +185,12 @@ def test_the_number_of_rounds_is_bounded(watched: Watched) -> None:
     ]
 
 
-def test_a_broker_that_does_not_lead_any_more_forgets(watched: Watched) -> None:
-    watched.plan(move())
-    watched.outcomes.forget()
+@pytest.mark.parametrize("leads", [True, False])
+def test_what_is_not_awaited(watched: Watched, *, leads: bool) -> None:
+    """Moves without predictions, and anything once the broker does not lead any more."""
+    watched.plan(replace(move(), predicted=None) if leads else move())
+    if not leads:
+        watched.outcomes.forget()
     watched.end("t/n/0")
     assert not watched.outcomes
 
@@ -200,98 +198,70 @@ def test_a_broker_that_does_not_lead_any_more_forgets(watched: Watched) -> None:
 # --- what else happens ---
 
 
-class Told(Watched):
-    """The same, with a channel: each of a, b and c owns a bundle."""
+THE_MOVE = "a a b"
+MOVED_BACK, MOVED_THERE = "a b a", "c c b"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.channel: Channel = channel_with("a", "b", "c", bundles=3)
-        self.points = dict(zip("abc", even_boundaries(3), strict=False))
-        for broker, point in self.points.items():
-            self.channel.own(broker, point)
 
-    def tell(self, record: AnyRecord) -> None:
-        verdict = self.channel.put(record)
+def happen(watched: Watched, channel: Channel, points: Mapping[str, int], event: str) -> None:
+    """Write what happens: a move (`BUNDLE SOURCE DESTINATION`, a bundle by its first owner), or
+    that somebody joins or dies, or a new namespace. `THE_MOVE` is that of the round, and ends.
+    """
+    point, source, destination = points.get(event[0], 0), event[2], event[-1]
+    dead = channel.broker("c")
+    others: dict[str, Callable[[], AnyRecord]] = {
+        "join": lambda: joined("d", channel.view, instance_id="d"),
+        "death": lambda: propose.down(channel.admin(), dead, instance_id=dead.joined.instance_id),
+        "namespace": lambda: propose.create_namespace(
+            channel.admin(), channel.view, name="t/new", boundaries=(0, HASH_MAX)
+        ),
+    }
+    moving: list[Callable[[], AnyRecord]] = [
+        lambda: propose.transfer(
+            channel.author(source),
+            channel.bundle(point),
+            destination=channel.incarnation(destination),
+        ),
+        lambda: propose.prepared(channel.author(destination), channel.bundle(point)),
+        lambda: propose.hand_over(channel.author(source), channel.bundle(point)),
+    ]
+    records = [others[event]] if event in others else moving
+    for make in records:
+        verdict = channel.put(make())
         assert verdict.accepted, verdict
-        self.outcomes.changed(verdict.changes, self.channel.view)
-
-    def transfer(self, source: str, destination: str) -> str:
-        """Move the bundle of `source`. Return its name."""
-        point, channel = self.points[source], self.channel
-        self.tell(
-            propose.transfer(
-                channel.author(source),
-                channel.bundle(point),
-                destination=channel.incarnation(destination),
-            )
-        )
-        self.tell(propose.prepared(channel.author(destination), channel.bundle(point)))
-        self.tell(propose.hand_over(channel.author(source), channel.bundle(point)))
-        return channel.bundle(point).name
-
-    def reasons(self) -> dict[str, str | None]:
-        """Why each broker of the round was not measured."""
-        (outcome,) = [*self.measure(after_ms=2_500), *self.measure(after_ms=5_000)]
-        return {each.broker: each.reason for each in outcome.brokers}
+        watched.outcomes.changed(verdict.changes, channel.view)
+    if event == THE_MOVE:
+        watched.end(channel.bundle(points["a"]).name)
 
 
-@pytest.fixture
-def told() -> Told:
-    """The bundle of `a` is to move to `b`."""
-    made = Told()
-    made.plan(move(made.channel.bundle(made.points["a"]).name))
-    return made
-
-
-def test_the_moves_of_the_round_itself_disturb_nothing(told: Told) -> None:
-    told.end(told.transfer("a", "b"))
-    assert {"a": None, "b": None} == told.reasons()
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_another_move_of_a_broker_is_named(told: Told, *, first: bool) -> None:
-    """Before or after the end of the round's own move."""
-    other = told.transfer("c", "b") if first else ""
-    told.end(told.transfer("a", "b"))
-    other = other or told.transfer("c", "b")
-    assert {"a": None, "b": f"{other} moved, too"} == told.reasons()
-
-
-def test_a_move_back_is_named(told: Told) -> None:
-    name = told.transfer("a", "b")
-    told.end(name)
-    channel, point = told.channel, told.points["a"]
-    told.tell(
-        propose.transfer(
-            channel.author("b"), channel.bundle(point), destination=channel.incarnation("a")
-        )
-    )
-    told.tell(propose.prepared(channel.author("a"), channel.bundle(point)))
-    told.tell(propose.hand_over(channel.author("b"), channel.bundle(point)))
-    assert dict.fromkeys("ab", f"{name} moved, too") == told.reasons()
-
-
-def test_brokers_that_join_or_leave_change_the_mean(told: Told) -> None:
-    told.end(told.transfer("a", "b"))
-    told.tell(joined("d", told.channel.view, instance_id="d"))
-    assert dict.fromkeys("ab", "d joined meanwhile") == told.reasons()
-
-
-def test_a_death_is_named(told: Told) -> None:
-    told.end(told.transfer("a", "b"))
-    entry = told.channel.broker("c")
-    told.tell(propose.down(told.channel.admin(), entry, instance_id=entry.joined.instance_id))
-    assert dict.fromkeys("ab", "c left meanwhile") == told.reasons()
-
-
-def test_a_new_namespace_disturbs_nothing(told: Told) -> None:
-    told.end(told.transfer("a", "b"))
-    told.tell(
-        propose.create_namespace(
-            told.channel.admin(), told.channel.view, name="t/new", boundaries=(0, HASH_MAX)
-        )
-    )
-    assert {"a": None, "b": None} == told.reasons()
+@pytest.mark.parametrize(
+    ("events", "source", "destination"),
+    [
+        ([THE_MOVE], None, None),
+        ([MOVED_THERE, THE_MOVE], None, "{c} moved, too"),
+        ([THE_MOVE, MOVED_THERE], None, "{c} moved, too"),
+        ([THE_MOVE, MOVED_BACK], "{a} moved, too", "{a} moved, too"),
+        ([THE_MOVE, "join"], "d joined meanwhile", "d joined meanwhile"),
+        ([THE_MOVE, "death"], "c left meanwhile", "c left meanwhile"),
+        ([THE_MOVE, "namespace"], None, None),
+    ],
+)
+def test_what_else_happens_to_the_brokers_of_a_round_is_named(
+    watched: Watched, events: list[str], source: str | None, destination: str | None
+) -> None:
+    """Brokers that join or leave change the mean. A new namespace disturbs nothing."""
+    channel = channel_with("a", "b", "c", bundles=3)
+    points = dict(zip("abc", even_boundaries(3), strict=False))
+    for broker, point in points.items():
+        channel.own(broker, point)
+    names = {broker: channel.bundle(point).name for broker, point in points.items()}
+    watched.plan(move(names["a"]))
+    for event in events:
+        happen(watched, channel, points, event)
+    (outcome,) = [*watched.measure(after_ms=2_500), *watched.measure(after_ms=5_000)]
+    expected = {"a": source, "b": destination}
+    assert {name: why and why.format(**names) for name, why in expected.items()} == {
+        each.broker: each.reason for each in outcome.brokers
+    }
 
 
 # --- any round ---
