@@ -1,19 +1,27 @@
-"""Keep the states of bundles that were closed here until their next owner, possibly this broker,
-fetches them.
+"""Hand the topics of a bundle over to its next owner, and take them over from the former one.
 
-The table is bounded in bytes and time. It keeps states uncopied until they are fetched.
+`ClosedBundles` keeps the states of bundles that were closed here until their next owner, possibly
+this broker, fetches them. It is bounded in bytes and time, and keeps states uncopied until they are
+fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from equipoise.brokers.pulsar.topics.handover import size_of
+from equipoise.brokers.pulsar.served import Counts
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.topic import TopicState
-from equipoise.brokers.runtime.service import Bundle
+from equipoise.brokers.runtime.service import Bundle, Ownership
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.system.deadline import Deadline
+
+_logger: Final = logging.getLogger(__name__)
 
 # The cost of a bundle on top of its states.
 _ROW_BYTES: Final = 512
@@ -76,7 +84,7 @@ class ClosedBundles:
         """Keep what a bundle left, in place of what an earlier ownership left."""
         self._pop(left.bundle.name)
         row = self._rows[left.bundle.name] = _Row(
-            left, _ROW_BYTES + len(left.handover or b"") + size_of(left.states)
+            left, _ROW_BYTES + len(left.handover or b"") + handovers.size_of(left.states)
         )
         self._bytes += row.size_bytes
         while self._bytes > self._bytes_max:
@@ -154,3 +162,145 @@ class ClosedBundles:
     def _expire(self, row: _Row) -> None:
         if self._rows.get(row.left.bundle.name) is row:
             self._lose(row.left.bundle.name)
+
+
+class Handovers:
+    """What bundles hand over when they close here, and take over when they open."""
+
+    def __init__(
+        self, settings: Settings, counts: Counts, broker_id: Callable[[], str | None]
+    ) -> None:
+        """`counts` has what is lost. `broker_id` returns the id of this broker, for its log."""
+        self._settings = settings
+        self._counts = counts
+        self._broker_id = broker_id
+        self.closed = ClosedBundles(
+            bytes_max=settings.closed_bytes_max, kept_ms=settings.closed_ms, on_lost=self._lost
+        )
+
+    def leave(
+        self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool
+    ) -> bytes | None:
+        """Return the handover of a bundle that closes here. Keep what must be fetched, or
+        everything if the bundle has no destination.
+
+        Without a destination this broker may reopen these points: a merge that finds one of its two
+        bundles still opening closes both.
+        """
+        left = Left(bundle=ownership.bundle, token=ownership.token)
+        if states:  # Also topics without subscriptions: the next owner must know that they exist.
+            encoded = handovers.encode(states)
+            self._counts.dropped += encoded.dropped
+            self._counts.consumers_forgotten += encoded.forgotten
+            is_awaited = is_moving and not encoded.is_complete
+            left = replace(
+                left, handover=encoded.handover, states=encoded.states, is_awaited=is_awaited
+            )
+        if left.is_awaited or not is_moving:
+            self.closed.keep(left)
+        return left.handover
+
+    async def fetch(self, bundle: str) -> bytes | None:
+        """Return what did not fit into the handover of a bundle, with all undelivered messages, or
+        None if nothing is kept.
+        """
+        left = self.closed.get(bundle)
+        if left is None:
+            return None
+        fetchable = await asyncio.to_thread(handovers.fetchable, left.states)
+        self.closed.fetched(left)
+        return fetchable
+
+    async def all_fetched(self) -> None:
+        """Wait until next owners have fetched what they need. Stop at a deadline, or when no fetch
+        happens for `next_fetch_ms`.
+        """
+        deadline = Deadline.after(timeout_ms=self._settings.all_fetched_ms)
+        is_fetching = True
+        while is_fetching and self.closed.awaited and deadline.remaining_ms():
+            is_fetching = await self.closed.next_fetch(
+                timeout_ms=min(self._settings.next_fetch_ms, deadline.remaining_ms())
+            )
+        if self.closed.awaited:
+            _logger.warning(
+                "lost the states of %d closed bundles: their next owners did not fetch them before"
+                " this broker ended",
+                self.closed.awaited,
+                extra={"broker": self._broker_id()},
+            )
+
+    async def states(
+        self, ownership: Ownership, handover: bytes | None
+    ) -> Mapping[str, TopicState]:
+        """Return the topic states that the former owner handed over. Damaged or missing states cost
+        messages, never the bundle.
+        """
+        if handover is None:
+            return self._left_here(ownership)
+        try:
+            if ownership.fetch is None:  # The bundle may be back here because its destination died.
+                states = self.closed.belonging_to(ownership.bundle.name, handover)
+                if states is not None:
+                    return states
+            if handovers.is_complete(handover):
+                return handovers.decode(handover, None)
+            return await self._fetched(ownership, handover)
+        except EquipoiseError as error:
+            self._counts.handovers_damaged += 1
+            _logger.warning(
+                "topics start without the state of their former owner: %s",
+                error,
+                extra=self._about(ownership.bundle, ownership.token),
+            )
+        try:
+            return handovers.decode(handover, None)
+        except EquipoiseError:
+            return {}
+
+    async def _fetched(self, ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
+        """Fetch what the handover lacks. Try twice if the first try fails early: up to 32 MiB of
+        receipted messages depend on it.
+
+        Raises `PeerError`, and any error of the fetch.
+        """
+        again_by = Deadline.after(timeout_ms=self._settings.fetch_again_ms)
+        try:
+            return await _fetched_once(ownership, handover)
+        except EquipoiseError as error:
+            if not again_by.remaining_ms():
+                raise
+            _logger.info(
+                "fetching the state of a bundle again: %s",
+                error,
+                extra=self._about(ownership.bundle, ownership.token),
+            )
+        return await _fetched_once(ownership, handover)
+
+    def _left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
+        """Return the states that this broker kept when it closed these topics, if no other broker
+        has owned them since.
+        """
+        states: dict[str, TopicState] = {}
+        for left in self.closed.of_ownership(ownership.bundle, ownership.token):
+            states |= left.states
+        return states
+
+    def _lost(self, left: Left) -> None:
+        """Count and log the messages of a state that expired before it was fetched."""
+        self._counts.dropped += left.messages
+        _logger.warning(
+            "lost %d messages and the names of %d topics: the next owner did not fetch them",
+            left.messages,
+            len(left.states),
+            extra=self._about(left.bundle, left.token),
+        )
+
+    def _about(self, bundle: Bundle, token: int) -> dict[str, object]:
+        return {"broker": self._broker_id(), "bundle": bundle.name, "token": token}
+
+
+async def _fetched_once(ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
+    fetched = None if ownership.fetch is None else await ownership.fetch()
+    if fetched is None:
+        raise handovers.damaged("fetched state", "its former owner is gone or no longer has it")
+    return await asyncio.to_thread(handovers.decode, handover, fetched)

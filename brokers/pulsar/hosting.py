@@ -1,64 +1,23 @@
 """Keep the tables of open bundles and their topics in step when bundles open, close, split and
-merge.
-
-Nothing here writes to clients or waits.
+merge, and redirect the clients of topics that close.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.brokers.pulsar.topics.clients import Consumer, Producer
+from equipoise.brokers.pulsar.served import Counts, Deadlines, Served, now_ms
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.clients import Consumer, Link
 from equipoise.brokers.pulsar.topics.names import partition_of
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
-from equipoise.brokers.runtime.service import Bundle, Ownership, Work
+from equipoise.brokers.runtime.service import Bundle, Ownership
 from equipoise.channel.core.errors import Overloaded
-from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Served:
-    """One topic that is served here, and its current ownership. A split or merge replaces the
-    ownership.
-
-    `works` holds the publishes with held receipts, by entry id. Each passes its second check when
-    the receipt is sent. `is_kept`: whether the topic exists without clients, because an operator
-    has created it, or it has come here, a moment ago.
-    """
-
-    topic: Topic
-    ownership: Ownership
-    point: int
-    works: dict[int, Work] = field(default_factory=dict)
-    is_kept: bool = False
-
-    @property
-    def name(self) -> str:
-        """The full name of the topic, which is also its hash key."""
-        return self.topic.name
-
-    def forget_works(self, entry_ids: Iterable[int]) -> None:
-        """Forget the works of entries that get no receipt."""
-        for entry_id in entry_ids:
-            self.works.pop(entry_id, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publishing:
-    """The value attached to a producer id of a connection."""
-
-    producer: Producer
-    served: Served
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consuming:
-    """The value attached to a consumer id of a connection."""
-
-    consumer: Consumer
-    served: Served
+from equipoise.channel.core.ranges import parse_topic, tenant_in
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,25 +33,28 @@ class Hosting:
 
     def __init__(
         self,
+        settings: Settings,
         *,
         limits: Callable[[str], TopicLimits],
-        topics_max: int,
         tenant_topics_max: Callable[[], int],
     ) -> None:
-        """Start empty. At most `topics_max` topics are served at a time, over all bundles, and
-        `tenant_topics_max()` of one tenant.
+        """Start empty. At most `settings.topics_max` topics are served at a time, over all bundles,
+        and `tenant_topics_max()` of one tenant.
 
         `limits` has those of a namespace.
         """
+        self._settings = settings
         self._limits = limits
-        self._topics_max = topics_max
         self._tenant_topics_max = tenant_topics_max
         self._of_tenant = Tally[str]()
+        self.counts = Counts()
+        self.deadlines = Deadlines()
         self.announced: set[str] = set()
         """Full names of topics that are about to be created. Other brokers count them, so that many
         at once do not exceed a limit."""
         self._bundles: dict[str, Hosted] = {}
         self._topics: dict[str, Served] = {}
+        self._redirecting: set[asyncio.Task[None]] = set()
 
     @property
     def bundles(self) -> Mapping[str, Hosted]:
@@ -104,7 +66,7 @@ class Hosting:
         """All topics by full name."""
         return self._topics
 
-    def topic(self, bundle: str, topic: str, *, now_ms: int) -> Served | None:
+    def topic(self, bundle: str, topic: str) -> Served | None:
         """Return the topic with this full name, created if necessary, or None if its bundle is not
         open. Raise `Overloaded`.
         """
@@ -114,8 +76,8 @@ class Hosting:
         hosted = self._bundles.get(bundle)
         if hosted is None:
             return None
-        if len(self._topics) >= self._topics_max:
-            raise Overloaded(what="the topic table of this broker", limit=self._topics_max)
+        if len(self._topics) >= self._settings.topics_max:
+            raise Overloaded(what="the topic table of this broker", limit=self._settings.topics_max)
         tenant, most = tenant_in(bundle), self._tenant_topics_max()
         if self._of_tenant[tenant] >= most:
             raise Overloaded(
@@ -125,37 +87,62 @@ class Hosting:
                 ),
                 limit=most,
             )
-        return self._add(hosted, topic, None, now_ms)
+        return self._add(hosted, topic, None)
 
-    def open(
-        self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int
-    ) -> Sequence[Served]:
-        """Open a bundle and return the topics that the former owner handed over.
+    def open(self, ownership: Ownership, states: Mapping[str, TopicState]) -> None:
+        """Open a bundle with the topics that the former owner handed over, and wait until their
+        clients are back.
 
         They may exceed `topics_max`, because their clients are already on the way.
         """
         hosted = self._bundles[ownership.bundle.name] = Hosted(ownership=ownership)
-        return tuple(
-            self._add(hosted, name, state, now_ms)
-            for name, state in states.items()
-            if ownership.bundle.contains(ownership.bundle.namespace, name)
+        self._await_clients(
+            [
+                self._add(hosted, name, state)
+                for name, state in states.items()
+                if ownership.bundle.contains(ownership.bundle.namespace, name)
+            ]
         )
 
-    def close(self, bundle: str) -> Sequence[Served]:
-        """Remove a bundle with its topics. Return the topics."""
+    def close(self, bundle: str, url: str | None) -> Mapping[str, TopicState]:
+        """Remove a bundle with its topics, and redirect their clients to `url`. Return the topics'
+        states.
+        """
         hosted = self._bundles.pop(bundle, None)
         if hosted is None:
-            return ()
+            return {}
         for name in hosted.topics:
             del self._topics[name]
         self._of_tenant[tenant_in(bundle)] -= len(hosted.topics)
-        return tuple(hosted.topics.values())
+        return self._disconnect([*hosted.topics.values()], url)
+
+    def _disconnect(self, closing: Sequence[Served], url: str | None) -> Mapping[str, TopicState]:
+        """Fence topics, and redirect their clients: producers now, consumers once they have their
+        messages. Return the topics' states.
+        """
+        states = {served.name: served.fenced() for served in closing}
+        consumers: defaultdict[Link, list[Consumer]] = defaultdict(list)
+        for served in closing:
+            for producer in [*served.topic.producers.values()]:
+                producer.link.redirect_producer(producer, url)
+            for consumer in served.topic.consumers:
+                consumers[consumer.link].append(consumer)
+        for link, of_link in consumers.items():
+            task = asyncio.get_running_loop().create_task(_redirect_consumers(link, of_link, url))
+            self._redirecting.add(task)
+            task.add_done_callback(self._redirecting.discard)
+        return states
+
+    async def all_redirected(self) -> None:
+        """Wait until all consumers of closed bundles are redirected. The wait is bounded."""
+        if self._redirecting:
+            await asyncio.wait(self._redirecting)
 
     def reshape(self, gone: Sequence[Bundle], children: Sequence[Ownership]) -> None:
         """Assign the topics of `gone` to the children that contain their points (split or merge).
-        Sessions are not affected.
+        Clients are not affected.
         """
-        served = [
+        topics = [
             each
             for bundle in gone
             if bundle.name in self._bundles
@@ -163,48 +150,68 @@ class Hosting:
         ]
         for child in children:
             self._bundles[child.bundle.name] = Hosted(ownership=child)
-        for each in served:
+        for served in topics:
             child = next(
                 child
                 for child in children
-                if child.bundle.contains(child.bundle.namespace, each.name)
+                if child.bundle.contains(child.bundle.namespace, served.name)
             )
-            each.ownership = child
-            self._bundles[child.bundle.name].topics[each.name] = each
+            served.continue_under(child)
+            self._bundles[child.bundle.name].topics[served.name] = served
+
+    def keep(self, served: Served) -> None:
+        """Keep a topic without clients for `inactive_ms`, because it has just been created, or has
+        come here without them.
+        """
+        served.is_kept = True
+        asyncio.get_running_loop().call_later(
+            self._settings.inactive_ms / 1_000, self._keep_no_longer, served
+        )
+
+    def _keep_no_longer(self, served: Served) -> None:
+        served.is_kept = False
+        self.forget_if_idle(served)
 
     def forget_if_idle(self, served: Served) -> None:
         """Drop a topic that has no clients, expects none, and is not kept."""
         if served.topic.is_idle and not served.is_kept:
-            self.forget(served)
+            self._forget(served)
 
-    def forget(self, served: Served) -> None:
+    def _forget(self, served: Served) -> None:
         """Drop a topic, unless another one has taken its place."""
         if self._topics.get(served.name) is served:
             del self._topics[served.name]
             del self._bundles[served.ownership.bundle.name].topics[served.name]
             self._of_tenant[tenant_in(served.ownership.bundle.name)] -= 1
 
-    def renew(self, served: Served, state: TopicState, *, now_ms: int) -> Served:
-        """Replace a topic of an open bundle by a new one with the given state. Return the new
-        one.
+    def unload(self, served: Served) -> None:
+        """Make the clients of one topic look it up again. It goes on here as after a move, so that
+        no message is lost.
         """
-        return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
+        states = self._disconnect([served], None)
+        hosted = self._bundles[served.ownership.bundle.name]
+        self._await_clients([self._add(hosted, served.name, states[served.name])])
 
-    def limit(self, namespace: str, *, now_ms: int) -> None:
+    def delete(self, served: Served) -> None:
+        """Delete a topic, and disconnect its clients."""
+        self._disconnect([served], None)
+        self._forget(served)
+
+    def limit(self, namespace: str) -> None:
         """Apply the limits of a namespace to its topics, which have changed. A deleted one has no
         topics, and is not looked up.
         """
-        for hosted in self._bundles.values():
-            if hosted.ownership.bundle.namespace == namespace:
-                for served in hosted.topics.values():
-                    served.topic.limit(self._limits(namespace), now_ms)
+        for served in self.in_namespace(namespace):
+            served.topic.limit(self._limits(namespace), now_ms())
 
-    def of_namespace(self, namespace: str) -> Iterator[str]:
-        """Return the sorted full names of a namespace's topics."""
-        for name in sorted(self._bundles):
-            hosted = self._bundles[name]
-            if hosted.ownership.bundle.namespace == namespace:
-                yield from sorted(hosted.topics)
+    def in_namespace(self, namespace: str) -> Sequence[Served]:
+        """Return the topics of a namespace."""
+        return [
+            served
+            for hosted in self._bundles.values()
+            if hosted.ownership.bundle.namespace == namespace
+            for served in hosted.topics.values()
+        ]
 
     def announced_in(self, namespace: str) -> Iterator[str]:
         """Return the full names of a namespace's topics that are about to be created."""
@@ -214,12 +221,33 @@ class Hosting:
             if parse_topic(name).namespace == namespace and name not in self._topics
         )
 
-    def _add(self, hosted: Hosted, name: str, state: TopicState | None, now_ms: int) -> Served:
+    def _add(self, hosted: Hosted, name: str, state: TopicState | None) -> Served:
         limits = self._limits(hosted.ownership.bundle.namespace)
         topic = Topic(
-            name, partition=partition_of(name), limits=limits, now_ms=now_ms, expected=state
+            name, partition=partition_of(name), limits=limits, now_ms=now_ms(), expected=state
         )
-        served = Served(topic=topic, ownership=hosted.ownership, point=topic_hash(name))
         self._of_tenant[tenant_in(hosted.ownership.bundle.name)] += name not in self._topics
+        served = Served(topic, hosted.ownership, self)
         hosted.topics[name] = self._topics[name] = served
         return served
+
+    def _await_clients(self, opened: Sequence[Served]) -> None:
+        """Wait until the clients of topics that came here are back. Then drop those without."""
+        for served in opened:
+            self.deadlines.watch(served)
+            if served.topic.is_idle:
+                self.keep(served)  # Its producers are on the way, or nobody has used it yet.
+        if opened:
+            wait_s = self._settings.topics.reconnect_wait_ms / 1_000
+            asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
+
+    def _forget_idle(self, opened: Sequence[Served]) -> None:
+        for served in opened:
+            self.forget_if_idle(served)
+
+
+async def _redirect_consumers(link: Link, consumers: Sequence[Consumer], url: str | None) -> None:
+    """Redirect the consumers of one client once it has its messages."""
+    await link.settled()
+    for consumer in consumers:
+        link.redirect_consumer(consumer, url)

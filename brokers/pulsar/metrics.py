@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from equipoise.brokers.pulsar.connections import Connections
+from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.service import PulsarService
-from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.wire.errors import Violation
 
 
@@ -21,7 +21,7 @@ class PulsarMetrics(Collector):
     """The metrics of the connections and the service of one broker. Collect them on its loop."""
 
     def __init__(
-        self, service: PulsarService, connections: Connections[Session], *, broker: str
+        self, service: PulsarService, connections: Connections[ClientLink], *, broker: str
     ) -> None:
         """Label every metric with `broker`, the broker's id."""
         self._service = service
@@ -79,7 +79,7 @@ class PulsarMetrics(Collector):
             (
                 "topics_waiting",
                 "Topics that moved here and wait for their former clients.",
-                len(service.deadlines.waiting()),
+                len(service.hosting.deadlines.waiting()),
             ),
         ):
             family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))

@@ -123,7 +123,12 @@ class Peers:
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
         return Listing(
             bundles=bundles,
-            topics=(*self._hosting.of_namespace(namespace), *self._hosting.announced_in(namespace)),
+            topics=sorted(
+                (
+                    *(served.name for served in self._hosting.in_namespace(namespace)),
+                    *self._hosting.announced_in(namespace),
+                )
+            ),
         )
 
     async def ask_all(self, namespace: str, path: str, *, method: str = "GET") -> Sequence[object]:

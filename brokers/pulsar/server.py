@@ -12,16 +12,16 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from equipoise.brokers.pulsar.admission import Admission
-from equipoise.brokers.pulsar.answers import Answers, Parts
 from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
 from equipoise.brokers.pulsar.connections import Connections
 from equipoise.brokers.pulsar.directory import Directory
-from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.rights import Rights
-from equipoise.brokers.pulsar.service import PulsarService, now_ms
-from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.served import Served, now_ms
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.session import Parts, Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
 from equipoise.brokers.pulsar.topics.names import PULSAR
 from equipoise.brokers.runtime.listening import listen
@@ -55,7 +55,7 @@ class Server:
         self.admission = Admission(service, self.directory, self.peers)
         self._settings = settings
         self._worker = worker
-        self._connections = Connections[Session](worker, settings)
+        self._connections = Connections[ClientLink](worker, settings)
         authorization = worker.access.authorization
         self._rights = None if authorization is None else Rights(authorization, worker)
         self._parts = Parts(
@@ -67,10 +67,12 @@ class Server:
             rights=self._rights,
         )
 
-    def new_session(self) -> Session:
-        """Return the session of a new connection."""
-        return Session(
-            self._connections, self.service, lambda session: Answers(session, self._parts)
+    def new_link(self) -> ClientLink:
+        """Return the link of a new connection."""
+        return ClientLink(
+            self._connections,
+            lambda link: Session(link, self._parts),
+            settle_ms=self._worker.config.pulsar_settle_ms,
         )
 
     @asynccontextmanager
@@ -81,7 +83,7 @@ class Server:
         self._worker.metrics.register(metrics)
         server = await listen(
             listening,
-            self.new_session,
+            self.new_link,
             port=PULSAR,
             backlog=_BACKLOG,
             certificates=self._worker.access.certificates,
@@ -102,7 +104,7 @@ class Server:
                 task.cancel()
             await asyncio.wait(tasks)
             server.close()
-            await self.service.all_redirected()
+            await self.service.hosting.all_redirected()
             await self._connections.close_all()
             self._worker.metrics.unregister(metrics)
 
@@ -128,7 +130,7 @@ class Server:
         """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest
         topics.
         """
-        waiting = self.service.deadlines.waiting()
+        waiting = self.service.hosting.deadlines.waiting()
         # An upper bound: entries that several subscriptions wait for are stored once. The exact
         # size is computed only if needed.
         if (
@@ -152,21 +154,21 @@ class Server:
         """Stop waiting in one topic, one step per turn of the loop."""
         topic, limits = served.topic, self._settings.topics
         while topic.wake_at_ms is not None and not topic.is_fenced and served.ownership.is_good:
-            self.service.carry_out(
-                served, topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms)
+            served.carry_out(
+                topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms)
             )
             await asyncio.sleep(0)
 
-    def _tick(self, session: Session) -> None:
+    def _tick(self, link: ClientLink) -> None:
         """Check one client. Abort it if that fails, so that the others are still checked."""
         try:
-            session.tick(now_ms())
+            link.tick(now_ms())
         except Exception:
             _logger.exception(
                 "the sweep of a Pulsar client failed",
-                extra={"broker": self._worker.broker_id, "client": session.address},
+                extra={"broker": self._worker.broker_id, "client": link.address},
             )
-            session.abort()
+            link.abort()
 
     async def _for_each(self, things: Sequence[T], do: Callable[[T], None]) -> None:
         """Call `do` for each thing, and yield to the loop after each batch."""
@@ -191,7 +193,7 @@ class Server:
                 continue
             for namespace in changed:
                 try:
-                    self.service.hosting.limit(namespace, now_ms=now_ms())
+                    self.service.hosting.limit(namespace)
                 except Exception:  # Policies of other namespaces must still apply.
                     about = {"broker": self._worker.broker_id, "namespace": namespace}
                     _logger.exception(

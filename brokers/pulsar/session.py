@@ -1,50 +1,81 @@
-"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, messages,
-producers and consumers.
+"""Handle the requests of one client connection, in order, and answer them.
 
-`brokers.pulsar.answers` handles all other requests of the client.
+Messages go to their topics at once, or wait for permits or a rate, and all behind them with them.
+A request that must wait for other brokers runs in a task of its own, so that PINGs and messages
+behind it are not delayed. The task makes all its changes in one step after its last wait, so a
+cancelled task has changed nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from typing import Final, Protocol, TypeVar, cast
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, TypeVar
 
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.pulsar.admission import Admission
+from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
 from equipoise.brokers.pulsar.connections import Connections
-from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
-from equipoise.brokers.pulsar.service import PulsarService, now_ms, send_active_changes
-from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Receipt
+from equipoise.brokers.pulsar.directory import Directory
+from equipoise.brokers.pulsar.link import ClientLink
+from equipoise.brokers.pulsar.rights import Guarded, Rights
+from equipoise.brokers.pulsar.served import Served, now_ms, send_active_changes
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer, Refusal
+from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.throttling import Patience
-from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, ServerError, Violation
-from equipoise.brokers.pulsar.wire.requests import Acked, Damaged, Ended, Flowed, Published, Request
-from equipoise.brokers.security.gate import Certificate
-from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
-from equipoise.brokers.security.limits import Limit, of_role
-from equipoise.brokers.security.rights import CONSUME, PRODUCE, Need
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.attachments import Elsewhere
+from equipoise.brokers.pulsar.wire.errors import (
+    NotAnswered,
+    NotServed,
+    ServedElsewhere,
+    ServerError,
+)
+from equipoise.brokers.pulsar.wire.requests import (
+    AccessMode,
+    Acked,
+    Asked,
+    Connected,
+    ConsumerClosed,
+    ConsumerStatsAsked,
+    CreationCancelled,
+    CredentialsSent,
+    Damaged,
+    Ended,
+    Flowed,
+    LookupAsked,
+    PartitionsAsked,
+    ProducerAsked,
+    ProducerClosed,
+    Published,
+    Question,
+    Request,
+    Schema,
+    SchemaAsked,
+    SchemaOffered,
+    Sought,
+    SubscribeAsked,
+    TopicsAsked,
+    TurnedAway,
+    Unsubscribed,
+    version_of,
+)
+from equipoise.brokers.runtime.service import Peer, pulsar_address
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
 
 _logger: Final = logging.getLogger(__name__)
 
-A = TypeVar("A", Producer, Consumer)
-
-# The version prefix of Pulsar's Java client.
-_JAVA: Final = "Pulsar-Java"
-
-# Time for a closed client to read the last answers; it may read nothing at all.
-_LAST_READ_S: Final = 1.0
-
-# Deliveries up to this size count when the turn is written: the system buffers them for a client
-# that keeps up. More counts at once. One turn may deliver to thousands of clients, and none can
-# read before it ends.
-_WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
-
-# After this much of a client's input the other connections have a turn. Otherwise uvloop would read
-# 32 chunks of 256 KiB from a producer before it reads the FLOW of a consumer.
-_TURN_BYTES: Final = 64 * 1024
+# The version prefix of Pulsar's Go client.
+_GO: Final = "Pulsar-Go"
 
 # How soon to try again what waits for other clients: they have had several turns.
 _WAIT_MS: Final = 1
@@ -52,583 +83,547 @@ _WAIT_MS: Final = 1
 # The same for what waits for a publish rate, at most: a policy that changes meanwhile is noticed.
 _REST_MS: Final = 500
 
-# The same for what exceeds a rate of the client's identity: settings do not change, but a
-# connection that is gone must not be kept.
-_LIMITED_MS: Final = 10_000
-
-# Linux only. Elsewhere acknowledgements are delayed as the system likes.
-_QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
+T = TypeVar("T")
 
 
-class Answering(Protocol):
-    """What handles the requests of one session, but for messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What answers need, the same for all sessions. `rights` is None without authorization."""
 
-    def answer(self, request: Request) -> None:
-        """Handle one request, or start a task for it."""
-        ...
+    service: PulsarService
+    connections: Connections[ClientLink]
+    directory: Directory
+    schemas: ClusterSchemas
+    admission: Admission
+    rights: Rights | None
 
-    def end(self) -> None:
-        """Cancel all tasks, because the connection is over."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """The value attached to a producer id of a connection."""
+
+    producer: Producer
+    served: Served
 
 
-class Session(asyncio.Protocol):
-    """One connection. All methods run on the loop."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consuming:
+    """The value attached to a consumer id of a connection."""
+
+    consumer: Consumer
+    served: Served
+
+
+class Session:
+    """The requests of one client, and the tasks of those that wait."""
 
     __slots__ = (
-        "_answers",
-        "_certificate",
-        "_connections",
-        "_has_delivered",
-        "_has_left",
-        "_is_busy",
-        "_is_throttled",
-        "_is_write_due",
-        "_probes",
+        "_connection",
+        "_creations",
+        "_creations_asked",
+        "_link",
+        "_parts",
+        "_patience",
         "_requests",
         "_service",
-        "_transport",
-        "address",
-        "client_version",
-        "connection",
-        "consumers",
-        "identities",
-        "is_writable",
-        "patience",
-        "producers",
-        "taken_at_ms",
+        "_tasks",
+        "_topics_asked",
     )
 
-    def __init__(
-        self,
-        connections: Connections[Session],
-        service: PulsarService,
-        answering: Callable[[Session], Answering],
-    ) -> None:
-        """Create the session of a connection that the server accepts. `answering` handles its
-        requests.
-        """
-        self._connections = connections
-        self._service = service
-        self._transport: asyncio.Transport | None = None
-        self._is_busy = False
-        # Whether reading is paused by the publish rate of a topic, or by a rate of the client's
-        # identity.
-        self._is_throttled = False
-        self._is_write_due = False
-        self._has_left = False
-        self._has_delivered = False
-        self._probes: list[tuple[int, asyncio.Future[None]]] = []
+    def __init__(self, link: ClientLink, parts: Parts) -> None:
+        """Start without requests."""
+        self._link = link
+        self._connection = link.connection
+        self._parts = parts
+        self._service = parts.service
         # Requests to answer in order. The first one waits if there are any left.
         self._requests = deque[Request]()
-        self.taken_at_ms: int | None = None
-        self._certificate: Certificate | None = None
-        authenticate = None if connections.gate is None else self._authenticate
-        self.connection = Connection(
-            limits=connections.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit
+        self._patience = Patience(
+            wait_ms=parts.service.settings.topics.permits_wait_ms, now_ms=now_ms()
         )
-        self.address = ""
-        self.identities: list[str] = []
-        """Those among whose connections this one counts: of the address, then of the role. What the
-        client takes counts for the last."""
-        self.client_version = ""
-        self.is_writable = True
-        self.patience = Patience(
-            wait_ms=self._service.settings.topics.permits_wait_ms, now_ms=now_ms()
-        )
-        self.producers: dict[Producer, Served] = {}
-        self.consumers: dict[Consumer, Served] = {}
-        self._answers = answering(self)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._creations: dict[tuple[Asked, int], asyncio.Task[None]] = {}
+        self._creations_asked = OrderedDict[tuple[Asked, int], Callable[[], Awaitable[None]]]()
+        self._topics_asked = deque[TopicsAsked]()
 
-    # --- transport callbacks ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or refuse it if there are too many."""
-        # Not `isinstance`: uvloop's transports do not inherit from asyncio's.
-        self._transport = transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
-        self._certificate = transport.get_extra_info("peercert")
-        self.identities.append(
-            self._connections.identity_limits.of_address(self.address.rpartition(":")[0])
-        )
-        transport.set_write_buffer_limits(high=self._connections.settings.write_buffer_bytes)
-        problem = self._connections.admit(self)
-        if problem is not None:
-            self._leave()
-            self._connections.reject(transport, problem)
-
-    def data_received(self, data: bytes) -> None:
-        """Handle the complete frames, in order. Leave the rest of a large batch to the next
-        turn.
-        """
-        now, asked = now_ms(), self.connection.asked
-        self._take(self.connection.receive(data, now))
-        self._connections.identity_limits.took(
-            self.identities[-1],
-            now,
-            requests=self.connection.asked - asked,
-            received_bytes=len(data),
-        )
-        if self._probes:
-            self._answer_probes()
-        self.write_soon()
-        reader = self.connection.reader
-        # Whole frames that are left for later are no unfinished frame. They are one read of the
-        # transport at most.
-        self._connections.keeps_unfinished(
-            self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data)
-        )
-        if self.connection.is_held:
-            self._set_busy(is_busy=True)
-            return
-        self._rest()
-        if reader.has_more or len(data) >= _TURN_BYTES:
-            self._pause(0)
-        elif data and reader.pending_bytes:
-            self._acknowledge()
-
-    def _acknowledge(self) -> None:
-        """Acknowledge the bytes read now, not in 40 ms: a client without TCP_NODELAY sends the rest
-        of its frame only then.
-        """
-        # The system soon returns to delays, so set the option each time.
-        if self._transport is not None and _QUICK_ACK is not None:
-            with suppress(OSError):  # The client may have reset the connection.
-                self._transport.get_extra_info("socket").setsockopt(
-                    socket.IPPROTO_TCP, _QUICK_ACK, 1
-                )
-
-    def _pause(self, ms: int) -> None:
-        """Pause reading until this time has passed, so that at most one chunk of the transport
-        accumulates.
-        """
-        if not self._is_busy:
-            asyncio.get_running_loop().call_later(ms / 1_000, self._go_on)
-            self._set_busy(is_busy=True)
-
-    def _go_on(self) -> None:
-        """Handle the requests that waited, and more of the bytes read."""
-        self._is_busy = self._is_throttled = False
-        if self._rest():
-            return
-        self._take(())
-        if not self._is_busy:
-            self.data_received(b"")
-        if not self._is_busy:
-            self._set_busy(is_busy=False)
-
-    def _rest(self) -> bool:
-        """Pause reading if the client exceeds a rate. Return whether it does; False while reading
-        is paused already.
-
-        It is no error: a refused request would fail in the client's program, and a refused message
-        would be lost.
-        """
-        if self._has_left or self._is_busy:
-            return False
-        excess = self._connections.identity_limits.excess(
-            Surface.PULSAR, self.identities[-1], now_ms()
-        )
-        if excess is None:
-            return False
-        self._is_throttled = True
-        self._pause(min(excess.wait_ms, _LIMITED_MS))
-        return True
-
-    def _set_busy(self, *, is_busy: bool) -> None:
-        self._is_busy = is_busy
-        if self._transport is not None and not self._transport.is_closing():
-            (self._transport.pause_reading if is_busy else self._transport.resume_reading)()
-
-    def pause_writing(self) -> None:
-        """Note that the client reads too slowly. Messages for its consumers are now dropped and
-        counted.
-        """
-        # Only set the flag: the transport calls this during a write.
-        self.is_writable = False
-        for consumer, served in self.consumers.items():
-            served.topic.writable(consumer, is_writable=False, now_ms=now_ms())
-
-    def resume_writing(self) -> None:
-        """Note that the client reads again."""
-        self._count_behind()
-        self.is_writable = True
-        for consumer, served in list(self.consumers.items()):
-            self._service.resume(served, consumer)
-
-    def eof_received(self) -> None:
-        """Close the connection after the client's end of stream. It may read nothing either, so its
-        socket must not stay open.
-        """
-        self.close()
-
-    # The reason changes nothing.
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Remove the client and all its producers and consumers."""
-        self._leave()
-        self._connections.left(self)
-
-    # --- authentication ---
-
-    def _authenticate(self, credentials: Credentials | None) -> Identity | Refusal | None:
-        """Return who the client is, why it is refused, or None if a hash must be computed: then
-        `check_credentials` follows.
-        """
-        assert self._connections.gate is not None, "otherwise nothing is asked"
-        return self._noted(
-            self._connections.gate.check(Surface.PULSAR, credentials, self._certificate)
-        )
-
-    def _noted(self, checked: Identity | Refusal | None) -> Identity | Refusal | None:
-        if isinstance(checked, Refusal):
-            self._connections.refused(self, checked)
-        return checked
-
-    def _admit(self, identity: Identity) -> None:
-        """Count the connection for its role. Raise `PulsarProtocolError` if that has too many."""
-        limits, role = self._connections.identity_limits, of_role(identity.role)
-        if not limits.connect(Surface.PULSAR, role):
-            raise PulsarProtocolError(
-                Violation.TOO_MANY_CONNECTIONS, limits.problem(Limit.CONNECTIONS, role)
-            )
-        self.identities.append(role)
-
-    async def check_credentials(self, credentials: Credentials | None) -> None:
-        """Compute the hash of a password, and go on with what the client sent meanwhile."""
-        assert self._connections.gate is not None, "otherwise nothing is asked"
-        checked = await self._connections.gate.checked(
-            Surface.PULSAR, credentials, self._certificate, client=self.identities[0]
-        )
-        self._noted(checked)
-        self._take(self.connection.authenticated(checked, now_ms()))
-        if not self._has_left:
-            self._go_on()
-
-    # --- calls by the server and the service ---
-
-    def write_at_end_of_turn(self) -> None:
-        """Schedule a write at the end of this turn of the loop, with everything added until
-        then.
-        """
-        if not self._is_write_due:
-            self._is_write_due = True
-            asyncio.get_running_loop().call_soon(self.flush)
-
-    def write_soon(self) -> None:
-        """Write answers at the end of this turn, or at once if they are large, since many could
-        accumulate.
-        """
-        if self.connection.outgoing_bytes > self._connections.settings.write_buffer_bytes:
-            self.flush()
-        elif self.connection.outgoing_bytes:
-            self.write_at_end_of_turn()
-
-    def flush(self) -> None:
-        """Write pending bytes. Disconnect a client that keeps asking and never reads."""
-        self._is_write_due = False
-        transport = self._transport
-        outgoing = self.connection.take_outgoing()
-        if not outgoing or transport is None or transport.is_closing():
-            return
-        transport.write(outgoing)
-        behind_bytes = transport.get_write_buffer_size()
-        violation = self._connections.is_behind(self, behind_bytes)
-        if violation is not None:
-            self._connections.disconnected(
-                self, violation, f"it does not read: {behind_bytes} bytes wait for it"
-            )
-            self.abort()
-
-    def tick(self, now_ms: int) -> None:
-        """Send a keep-alive, or abort a silent connection. A throttled one only fails if its client
-        has closed it.
-        """
-        self._take(self.connection.tick(now_ms, is_read=not self._is_throttled))
-        self.write_soon()
-        self._count_behind()
-
-    def close(self) -> None:
-        """Write pending bytes and close. A client that does not read is soon cut off."""
-        self.flush()
-        self._leave()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.close()
-            asyncio.get_running_loop().call_later(_LAST_READ_S, self._transport.abort)
-
-    def abort(self) -> None:
-        """Close the connection at once, because the client is dead or does not read."""
-        self._leave()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def deliver(self, consumer: Consumer, entry_id: int, partition: int, block: bytes) -> bool:
-        """Write a message to a consumer. Return False if too much already waits for its client."""
-        connection, settings, behind = (
-            self.connection,
-            self._connections.settings,
-            self._connections.behind,
-        )
-        # Count this message too: drop it rather than disconnect the client for receiving it.
-        block_bytes = len(block)
-        if (
-            not self.is_writable
-            and self.behind_bytes + block_bytes > settings.messages_behind_bytes_max
-        ):
-            return False
-        if (
-            behind.would_exceed(block_bytes)
-            and self.behind_bytes + block_bytes > behind.share_bytes
-        ):
-            return False
-        self._has_delivered = True
-        connection.message(consumer.consumer_id, entry_id, partition, block)
-        if connection.outgoing_bytes > settings.write_buffer_bytes:
-            # Do not wait for the end of the turn: many subscriptions of one client could accumulate
-            # too much in it.
-            self.flush()
-            return True
-        if connection.outgoing_bytes > _WRITTEN_AT_ONCE_BYTES:
-            behind.hold(self, self.behind_bytes)
-        self.write_at_end_of_turn()
-        return True
-
-    def confirm(self, producer: Producer, receipts: Iterable[Receipt]) -> None:
-        """Write receipts to a producer."""
-        producer_id, receipt = producer.producer_id, self.connection.receipt
-        for _, sequence_id, highest_sequence_id, entry_id in receipts:
-            receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
-        self.write_at_end_of_turn()
-
-    def activate(self, consumer: Consumer, *, is_active: bool) -> None:
-        """Send a consumer of a Failover subscription whether it is the active one."""
-        self.connection.active(consumer.consumer_id, is_active=is_active)
-        self.write_at_end_of_turn()
-
-    def revoke(self, has: Callable[[Need, str], bool]) -> None:
-        """End producers and consumers of topics for which the client lost its right."""
-        for producer, served in tuple(self.producers.items()):
-            if not has(PRODUCE, served.name):
-                self.redirect_producer(producer, None)
-                self.drop_producer(producer, served)
-        for consumer, served in tuple(self.consumers.items()):
-            if not has(CONSUME, served.name):
-                self.redirect_consumer(consumer, None)
-                self.drop_consumer(consumer, served)
-
-    def redirect_producer(self, producer: Producer, url: str | None) -> None:
-        """Redirect a producer to `url`, or make it look its topic up again if that is None."""
-        if self.producers.pop(producer, None) is not None:
-            self.connection.close_producer(producer.producer_id, url)
-            self.write_at_end_of_turn()
-
-    def redirect_consumer(self, consumer: Consumer, url: str | None) -> None:
-        """Redirect a consumer; see `redirect_producer`."""
-        if self.consumers.pop(consumer, None) is not None:
-            self.connection.close_consumer(consumer.consumer_id, url)
-            self.write_at_end_of_turn()
-
-    def drop_producer(self, producer: Producer, served: Served) -> None:
-        """Remove a producer from its topic, and the topic if it is then idle."""
-        self.producers.pop(producer, None)
-        self._service.forget_producers(served, (producer,))
-
-    def drop_consumer(self, consumer: Consumer, served: Served) -> None:
-        """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may
-        become active.
-        """
-        self.consumers.pop(consumer, None)
-        send_active_changes(served.topic.remove_consumers((consumer,)))
-        self._service.hosting.forget_if_idle(served)
-
-    async def is_alive(self) -> bool:
-        """Return whether the client answers a PING in time, or cannot because nothing is read from
-        it.
-        """
-        was_throttled = self._is_throttled
-        # Reuse a pending PING: otherwise a client that wants its place could make it answer
-        # forever.
-        probe = self._probes[-1][1] if self._probes else self._probe()
-        await asyncio.wait([probe], timeout=self._connections.settings.probe_ms / 1_000)
-        return not self._has_left and (probe.done() or was_throttled or self._is_throttled)
-
-    async def settled(self) -> None:
-        """Wait until the client has received its messages and its program has had time to read
-        them.
-
-        A client that answers slowly lacks CPU, so its program gets as much time again.
-        """
-        settings = self._service.settings
-        began_ms, settle_ms = now_ms(), self._service.settle_ms
-        taken = self.taken()
-        if taken is not None:
-            await asyncio.wait([taken], timeout=settings.drain_wait_ms / 1_000)
-        if self.client_version.startswith(_JAVA) and (
-            taken is not None or self.taken_at_ms is not None
-        ):
-            # The client may have answered a moment ago for another bundle; its program may still be
-            # reading those messages.
-            passed_ms = (
-                0 if taken is not None or self.taken_at_ms is None else began_ms - self.taken_at_ms
-            )
-            settle_ms = max(settle_ms, settings.settle_java_ms - passed_ms)
-        await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
-
-    def taken(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once the client has received everything written, or None if
-        it already has.
-
-        The future is cancelled with the connection. `taken_at_ms` is when receipt was last
-        confirmed, or None; the client's program may not have read those messages yet.
-        """
-        if self._has_delivered:
-            return self._probe()
-        return self._probes[-1][1] if self._probes else None
-
-    def _probe(self) -> asyncio.Future[None]:
-        """Send a PING behind everything written. Return a future that is done when its PONG
-        arrives.
-        """
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._has_left:
-            answered.cancel()
-            return answered
-        self._probes.append((self.connection.probe(), answered))
-        self._has_delivered = False
-        self.write_at_end_of_turn()
-        return answered
-
-    def _answer_probes(self) -> None:
-        while self._probes and self._probes[0][0] <= self.connection.pongs:
-            _, answered = self._probes.pop(0)
-            self.taken_at_ms = now_ms()
-            if not answered.done():
-                answered.set_result(None)
-
-    @property
-    def identity(self) -> Identity | None:
-        """Who the client is, once it has proved that."""
-        return self.connection.identity
-
-    @property
-    def behind_bytes(self) -> int:
-        """The bytes that wait for the client in this process."""
-        return self.connection.outgoing_bytes + (
-            0 if self._transport is None else self._transport.get_write_buffer_size()
-        )
-
-    def _count_behind(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._connections.behind.hold(self, self._transport.get_write_buffer_size())
-
-    def _take(self, requests: Iterable[Request]) -> None:
-        """Answer requests, behind those that wait. Stop at one that must wait a moment."""
+    def take(self, requests: Iterable[Request]) -> None:
+        """Handle requests, behind those that wait. Stop at one that must wait a moment."""
+        link = self._link
         self._requests += requests
         while self._requests:
             request = self._requests.popleft()
             try:
-                if isinstance(request, Ended):
-                    self._end(request)
-                else:
-                    left = self._answered(request)
-                    self.write_soon()
-                    if left is not None and not self._has_left:
-                        if not self.connection.is_ended:
-                            self._wait(left)
-                            return
-                        # The client gets no more receipts, and sends again what waits. Skip to what
-                        # ended the connection.
-                        self._requests = deque([self._requests[-1]])
+                left = self._handle(request)
+                link.write_soon()
+                if left is not None and not link.has_left:
+                    if not self._connection.is_ended:
+                        self._wait(left)
+                        return
+                    # The client gets no more receipts, and sends again what waits. Skip to what
+                    # ended the connection.
+                    self._requests = deque([self._requests[-1]])
             except Exception:
                 # A failing request must neither end the broker nor leave its connection in an
                 # inconsistent state.
                 about = {
-                    "broker": self._connections.broker_id,
-                    "client": self.address,
+                    "broker": self._parts.connections.broker_id,
+                    "client": link.address,
                     "request": type(request).__name__,
                 }
                 _logger.exception("a request of a Pulsar client failed", extra=about)
-                self.abort()
-            if self._has_left:
+                link.abort()
+            if link.has_left:
                 return
 
-    def _answered(self, request: Request) -> Published | None:
-        """Handle one request. Return what is left of it: handle that in a moment, and before the
-        next request.
+    def _handle(self, request: Request) -> Published | None:
+        """Handle one request, or start a task for it. Return what is left of a message: handle that
+        in a moment, and before the next request.
         """
         match request:
             case Published(producer=Publishing() as publishing):
-                left = self._service.publish(
-                    publishing.served, publishing.producer, request.entries, self.patience
+                left = publishing.served.publish(
+                    publishing.producer, request.entries, self._patience
                 )
                 return Published(producer=publishing, entries=[*left]) if left else None
             case Flowed(consumer=Consuming() as consuming):
-                self._service.flow(consuming.served, consuming.consumer, request.permits)
+                consuming.served.flow(consuming.consumer, request.permits)
             case Acked():
-                self._connections.counts.acknowledgements += 1
-            case Damaged(producer=Publishing() as publishing):
-                self._refuse_damaged(publishing, request.sequence_id)
-            case _:
-                self._answers.answer(request)
+                self._parts.connections.counts.acknowledgements += 1
+            case Ended():
+                self._link.end(request)
+            case _ if not (isinstance(request, Guarded) and self._is_refused(request)):
+                self._HANDLERS[type(request)](self, request)
         return None
 
-    def _refuse_damaged(self, publishing: Publishing, sequence_id: int) -> None:
-        self._connections.counts.damaged += 1
-        # Clients match answers with the head of their queue, so this one must not overtake a
-        # receipt.
-        if self._service.release_receipts(publishing.served, publishing.producer):
-            self.connection.send_error(
-                publishing.producer.producer_id,
-                sequence_id,
-                ServerError.CHECKSUM_ERROR,
-                "The checksum of the message is wrong",
-            )
-
     def _wait(self, left: Published) -> None:
-        """Let a request wait for permits of consumers or for the publish rate of its topic. As in
+        """Let a message wait for permits of consumers or for the publish rate of its topic. As in
         Pulsar, all behind it waits meanwhile.
         """
         self._requests.appendleft(left)
         assert isinstance(left.producer, Publishing), "what was attached here"
         rest_ms = left.producer.served.topic.rest_ms
-        self._is_throttled = rest_ms > 0
-        self._pause(min(rest_ms, _REST_MS) or _WAIT_MS)
+        self._link.is_throttled = rest_ms > 0
+        self._link.pause(min(rest_ms, _REST_MS) or _WAIT_MS)
 
-    def _end(self, ended: Ended) -> None:
-        self._connections.disconnected(self, ended.counted_as, ended.problem)
-        last_answer = self._connections.last_answer(ended)
-        if last_answer and self._transport is not None:
-            self._transport.write(last_answer)
-        if ended.counted_as is Violation.NO_ANSWER:
-            self.abort()
-        else:
-            self.close()
+    def _is_refused(self, request: Guarded) -> bool:
+        """Refuse a request if the role of the client lacks the right for it. Return whether that
+        was so.
+        """
+        rights = self._parts.rights
+        why = None if rights is None else rights.lacking(self._link, request)
+        if rights is None or why is None:
+            return False
+        self._begin(partial(self._refuse, rights, request, why))
+        return True
 
-    def _leave(self) -> None:
-        """Clean up. The socket may still be open."""
-        self.connection.end()
+    def _without_right(self, request: Guarded) -> Refusal | None:
+        """Return a refusal that makes the client ask again; None if it has the right, as it had
+        when its request came.
+        """
+        why = (
+            None if self._parts.rights is None else self._parts.rights.lacking(self._link, request)
+        )
+        return None if why is None else Refusal(error=ServerError.METADATA_ERROR, message=why)
+
+    async def _refuse(self, rights: Rights, request: Guarded, why: str) -> None:
+        refused = await rights.refusal(self._link, request, why)
+        match request:
+            case ProducerAsked():
+                self._connection.producer_refused(request, refused.error, refused.message)
+            case SubscribeAsked():
+                self._connection.consumer_refused(request, refused.error, refused.message)
+            case _:
+                self._connection.refuse(request, refused.error, refused.message)
+
+    def end(self) -> None:
+        """Drop all that waits, because the connection is over."""
         self._requests.clear()
-        if self._has_left:
+        self._creations_asked.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    # --- requests answered at once ---
+
+    def _on_credentials_sent(self, request: CredentialsSent) -> None:
+        self._begin(partial(self._link.check_credentials, request.credentials))
+
+    def _on_damaged(self, request: Damaged) -> None:
+        """Refuse an entry with a wrong checksum. Clients match answers with the head of their
+        queue, so this one must not overtake a receipt.
+        """
+        assert isinstance(request.producer, Publishing), "what was attached here"
+        self._parts.connections.counts.damaged += 1
+        producer, served = request.producer.producer, request.producer.served
+        if served.release_receipts(producer):
+            self._connection.send_error(
+                producer.producer_id,
+                request.sequence_id,
+                ServerError.CHECKSUM_ERROR,
+                "The checksum of the message is wrong",
+            )
+
+    def _on_connected(self, request: Connected) -> None:
+        self._link.client_version = request.client_version
+
+    def _on_turned_away(self, request: TurnedAway) -> None:
+        self._parts.connections.counts.turned_away[request.what] += 1
+
+    def _on_creation_cancelled(self, request: CreationCancelled) -> None:
+        key = (request.asked, request.request_id)
+        self._creations_asked.pop(key, None)
+        task = self._creations.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    def _on_producer_closed(self, request: ProducerClosed) -> None:
+        assert isinstance(request.producer, Publishing), "what was attached here"
+        self._link.drop_producer(request.producer.producer, request.producer.served)
+        self._connection.succeed(request)
+
+    def _on_consumer_closed(self, request: ConsumerClosed) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        self._link.drop_consumer(request.consumer.consumer, request.consumer.served)
+        self._connection.succeed(request)
+
+    def _on_unsubscribed(self, request: Unsubscribed) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        consumer, served = request.consumer.consumer, request.consumer.served
+        answer = served.topic.unsubscribe(consumer, is_forced=request.is_forced)
+        if isinstance(answer, Refusal):
+            self._connection.refuse(request, answer.error, answer.message)
             return
-        self._has_left = True
-        self._answers.end()
-        for _, probe in self._probes:
-            probe.cancel()
-        # Leave topic by topic: hundreds of consumers of one topic leave in one step, and its new
-        # active consumer is notified once.
-        for served, producers in _by_topic(self.producers).items():
-            self._service.forget_producers(served, producers)
-        self.producers.clear()
-        leaving = _by_topic(self.consumers)
-        self.consumers.clear()
-        for served, consumers in leaving.items():
-            send_active_changes(served.topic.remove_consumers(consumers))
+        for other in answer:
+            other.link.redirect_consumer(other, None)
+        self._link.drop_consumer(consumer, served)
+        self._connection.succeed(request)
+
+    def _on_sought(self, request: Sought) -> None:
+        """Make Go clients reconnect. They take nothing after a SEEK until then, because Pulsar
+        disconnects consumers of stored topics.
+        """
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        if not self._link.client_version.startswith(_GO):
+            return
+        consumer, served = request.consumer.consumer, request.consumer.served
+        self._link.redirect_consumer(consumer, None)
+        send_active_changes(served.topic.remove_consumers((consumer,)))
+        # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it
+        # has passed.
+        kept_s = self._service.settings.topics.reconnect_wait_ms / 1_000
+        asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
+
+    def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        consumer = request.consumer.consumer
+        stats = replies.ConsumerStats(
+            name=consumer.name,
+            kind=kind_name(request.consumer.served.topic.kind_of(consumer)),
+            address=consumer.address,
+            connected_since=consumer.connected_since,
+            message_rate=consumer.delivered.message_rate,
+            byte_rate=consumer.delivered.byte_rate,
+            permits=max(consumer.permits, 0),
+        )
+        self._connection.answer(request, replies.consumer_stats(request.request_id, stats))
+
+    # --- requests that wait ---
+
+    def _on_schema_offered(self, request: SchemaOffered) -> None:
+        async def register() -> bytes:
+            topic = partitioned_name(served_topic(request.topic).full)
+            return self._service.schemas.add(topic, request.schema)
+
+        self._ask(request, register, partial(replies.schema_accepted, request.request_id))
+
+    def _on_partitions_asked(self, request: PartitionsAsked) -> None:
+        async def count() -> int:
+            try:
+                topic = served_topic(request.topic)
+            except NotServed:
+                # Go's client shows the text of a refused lookup only. It goes on to that if the
+                # topic has no partitions.
+                if self._link.client_version.startswith(_GO):
+                    return 0
+                raise
+            return await self._parts.directory.partitions_of(topic)
+
+        self._ask(request, count, partial(replies.partitions, request.request_id))
+
+    def _on_lookup_asked(self, request: LookupAsked) -> None:
+        self._ask(
+            request,
+            lambda: self._parts.directory.locate(served_topic(request.topic)),
+            partial(replies.located, request.request_id),
+        )
+
+    def _on_schema_asked(self, request: SchemaAsked) -> None:
+        async def find() -> tuple[bytes, Schema]:
+            found = await self._parts.schemas.find(served_topic(request.topic), request.version)
+            if found is None:
+                raise NotServed(
+                    error=ServerError.TOPIC_NOT_FOUND,
+                    problem=f"No schema of {request.topic} is known",
+                )
+            return found
+
+        self._ask(request, find, lambda found: replies.schema_found(request.request_id, *found))
+
+    def _on_topics_asked(self, request: TopicsAsked) -> None:
+        self._topics_asked.append(request)
+        if len(self._topics_asked) == 1:
+            self._begin(self._answer_topics)
+
+    async def _answer_topics(self) -> None:
+        """Answer one question at a time: an answer may be megabytes, and must be on its way before
+        the next one is built.
+        """
+        while self._topics_asked:
+            request = self._topics_asked[0]
+            encoded = partial(self._parts.directory.encoded_topics, request.namespace, request.mode)
+            await self._answer(request, encoded, partial(replies.topics, request.request_id))
+            self._link.write_soon()
+            self._topics_asked.popleft()
+            await asyncio.sleep(0)
+
+    def _ask(
+        self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]
+    ) -> None:
+        self._begin(partial(self._answer, request, question, reply))
+
+    async def _answer(
+        self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]
+    ) -> None:
+        """Await the answer to a question. Send the reply that it makes, or the error that prevented
+        it.
+        """
+        try:
+            answer = await question()
+        except EquipoiseError as error:
+            self._connection.refuse(request, *_refusal_of(error))
+        else:
+            self._connection.answer(request, reply(answer))
+
+    def _on_producer_asked(self, request: ProducerAsked) -> None:
+        self._create(request, partial(self._open_producer, request))
+
+    def _on_subscribe_asked(self, request: SubscribeAsked) -> None:
+        self._create(request, partial(self._open_consumer, request))
+
+    async def _open_producer(self, request: ProducerAsked) -> None:
+        link, connection = self._link, self._connection
+        name = request.name or self._parts.directory.new_producer_name()
+
+        def enter(topic: Topic) -> Refusal | tuple[Producer, Producer | None]:
+            # Again: it may have been revoked since the request came.
+            refused = self._without_right(request)
+            refused = refused or self._parts.admission.producer_refused(
+                served_topic(request.topic), is_encrypted=request.is_encrypted
+            )
+            if refused is not None:
+                return refused
+            producer = Producer(
+                name=name,
+                link=link,
+                producer_id=request.producer_id,
+                published=Meter(now_ms=now_ms()),
+                epoch=request.epoch,
+                access_mode=request.access_mode,
+                properties=request.properties,
+                address=link.address,
+                client_version=link.client_version,
+                connected_since=_printed_now(),
+            )
+            answer = topic.add_producer(producer)
+            return answer if isinstance(answer, Refusal) else (producer, answer)
+
+        try:
+            served, (producer, replaced) = await self._let_in(request.topic, enter)
+        except ServedElsewhere as error:
+            self._parts.connections.counts.redirected += 1
+            if request.access_mode is AccessMode.SHARED:
+                version = version_of(request.schema)
+                elsewhere = Elsewhere(url=error.url)
+                connection.producer_opened(request, name, elsewhere, schema_version=version)
+            else:  # Success would wrongly confirm exclusive access.
+                connection.producer_refused(request, *_refusal_of(error))
+            return
+        except EquipoiseError as error:
+            connection.producer_refused(request, *_refusal_of(error))
+            return
+        if replaced is not None:
+            link.producers.pop(replaced, None)
+        if request.schema is not None:
+            self._service.schemas.add(partitioned_name(served.name), request.schema)
+        publishing = Publishing(producer=producer, served=served)
+        if connection.producer_opened(
+            request, name, publishing, schema_version=version_of(request.schema)
+        ):
+            link.producers[producer] = served
+        else:
+            link.drop_producer(producer, served)
+
+    async def _open_consumer(self, request: SubscribeAsked) -> None:
+        link, connection = self._link, self._connection
+        name = request.name or self._parts.directory.new_consumer_name()
+
+        def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
+            refused = self._without_right(request)
+            if refused is not None:
+                return refused
+            came_ms = now_ms()
+            consumer = Consumer(
+                name=name,
+                link=link,
+                consumer_id=request.consumer_id,
+                delivered=Meter(now_ms=came_ms),
+                is_name_users=bool(request.name),
+                priority=request.priority,
+                key_shared=request.key_shared,
+                properties=request.properties,
+                address=link.address,
+                client_version=link.client_version,
+                connected_since=_printed_now(),
+                is_writable=link.is_writable,
+            )
+            answer = topic.subscribe(consumer, request.subscription, request.kind, now_ms=came_ms)
+            return answer if isinstance(answer, Refusal) else (consumer, answer)
+
+        try:
+            if request.read_compacted:
+                raise NotServed(
+                    error=ServerError.NOT_ALLOWED,
+                    problem="this topic cannot be read compacted; subscribe without it",
+                )
+            served, (consumer, changes) = await self._let_in(request.topic, enter)
+        except (ServedElsewhere, DeadlineExceeded) as error:
+            # Answer success, then redirect: clients differ in how they handle an error
+            # (docs/adr/0014-wrong-broker.md).
+            url = error.url if isinstance(error, ServedElsewhere) else None
+            self._parts.connections.counts.redirected += isinstance(error, ServedElsewhere)
+            connection.consumer_opened(request, Elsewhere(url=url))
+            return
+        except EquipoiseError as error:
+            connection.consumer_refused(request, *_refusal_of(error))
+            return
+        whole = partitioned_name(served.name)
+        if request.schema is not None and not self._service.schemas.all_of(whole):
+            # As in Pulsar, only a consumer that comes first registers its schema.
+            self._service.schemas.add(whole, request.schema)
+        if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
+            link.consumers[consumer] = served
+            send_active_changes(changes)
+        else:
+            link.drop_consumer(consumer, served)
+
+    async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
+        """Return the topic and the result of `enter` on it. If a dead client holds the place,
+        remove it and call `enter` again.
+
+        Raises `NotServed` with the refusal, `ServedElsewhere`, and any error of serving the topic.
+        """
+        served = await self._served(topic)
+        answer = enter(served.topic)
+        if isinstance(answer, Refusal) and await self._declared_dead(answer.holder):
+            # Get the topic again: it may have moved, or been dropped with the dead client.
+            served = await self._served(topic)
+            answer = enter(served.topic)
+        if isinstance(answer, Refusal):
             self._service.hosting.forget_if_idle(served)
+            raise NotServed(error=answer.error, problem=answer.message)
+        return served, answer
+
+    async def _served(self, topic: str) -> Served:
+        """Return the topic once this broker serves it. Wait while its owner is undecided."""
+        name = served_topic(topic)
+        here = self._service.served_now(name)
+        if here is not None:
+            return here
+        served = await self._service.serve(name, self._parts.admission.use)
+        if isinstance(served, Peer):
+            raise ServedElsewhere(
+                topic=topic, broker=served.broker, url=pulsar_address(served.addresses)
+            )
+        return served
+
+    async def _declared_dead(self, holder: Producer | Consumer | None) -> bool:
+        """Return whether the holder's connection was dead and is now removed."""
+        if holder is None or holder.link is self._link or await holder.link.is_alive():
+            return False
+        holder.link.abort()
+        return True
+
+    # --- tasks ---
+
+    def _create(
+        self, request: ProducerAsked | SubscribeAsked, operation: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Start a creation, or queue it if too many are running."""
+        self._creations_asked[request.asked, request.request_id] = operation
+        self._begin_creations()
+
+    def _begin_creations(self) -> None:
+        while (
+            self._creations_asked
+            and len(self._creations) < self._parts.connections.limits.creations_max
+        ):
+            key, operation = self._creations_asked.popitem(last=False)
+            task = self._creations[key] = self._begin(operation)
+            task.add_done_callback(partial(self._end_creation, key))
+
+    def _end_creation(self, key: tuple[Asked, int], task: asyncio.Task[None]) -> None:
+        if self._creations.get(key) is task:
+            del self._creations[key]
+        self._begin_creations()
+
+    def _begin(self, operation: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run(operation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, operation: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await operation()
+        except Exception:
+            about = {"broker": self._parts.connections.broker_id, "client": self._link.address}
+            _logger.exception("a request of a Pulsar client failed", extra=about)
+            self._link.abort()
+        self._link.write_soon()
+
+    _HANDLERS: Final[Mapping[type, Callable[..., None]]] = {
+        CredentialsSent: _on_credentials_sent,
+        Connected: _on_connected,
+        Damaged: _on_damaged,
+        TurnedAway: _on_turned_away,
+        CreationCancelled: _on_creation_cancelled,
+        ProducerClosed: _on_producer_closed,
+        ConsumerClosed: _on_consumer_closed,
+        Unsubscribed: _on_unsubscribed,
+        Sought: _on_sought,
+        ConsumerStatsAsked: _on_consumer_stats_asked,
+        SchemaAsked: _on_schema_asked,
+        SchemaOffered: _on_schema_offered,
+        PartitionsAsked: _on_partitions_asked,
+        LookupAsked: _on_lookup_asked,
+        TopicsAsked: _on_topics_asked,
+        ProducerAsked: _on_producer_asked,
+        SubscribeAsked: _on_subscribe_asked,
+    }
 
 
-def _by_topic(attached: Mapping[A, Served]) -> Mapping[Served, list[A]]:
-    """Group a client's producers or consumers by topic."""
-    found: defaultdict[Served, list[A]] = defaultdict(list)
-    for thing, served in attached.items():
-        found[served].append(thing)
-    return found
+def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
+    """Return the code and message of an error for the client. Avoid codes that make it close a
+    shared connection.
+    """
+    if isinstance(error, NotServed):
+        return error.error, error.problem
+    if isinstance(error, UnknownNamespace):
+        return ServerError.TOPIC_NOT_FOUND, str(error)
+    if isinstance(error, DeadlineExceeded | NotAnswered | Overloaded):
+        return ServerError.METADATA_ERROR, str(error)
+    return ServerError.UNKNOWN_ERROR, str(error)
+
+
+def _printed_now() -> str:
+    """Return the current time in Pulsar's format."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.splitting.split_points import TopicLoad
-from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.channel.core.ranges import topic_hash
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 
@@ -84,7 +85,7 @@ def topic_loads(topics: Iterable[Served]) -> tuple[TopicLoad, ...]:
     """
     return tuple(
         TopicLoad(
-            point=served.point,
+            point=topic_hash(served.name),
             messages_per_second=served.topic.published.message_rate
             + served.topic.delivered.message_rate,
             bytes_per_second=served.topic.published.byte_rate + served.topic.delivered.byte_rate,

@@ -17,8 +17,8 @@ from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
-from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.peers import Listing
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.errors import CallerError
@@ -85,16 +85,16 @@ class NamespacesWithTopics(TopicPaths):
         name, path = request.match_info["subscription"], request.rel_url.raw_path
         if flag_of(request, "local"):
             if not flag_of(request, "check"):
-                self._unsubscribe(self._topics_here(namespace), name)
-            return json_answer(_in_use(self._topics_here(namespace), name))
+                _unsubscribe(self._hosting.in_namespace(namespace), name)
+            return json_answer(_in_use(self._hosting.in_namespace(namespace), name))
         # Delete nothing before all brokers have answered that it is unused.
         for question in (f"{path}?check=true", path):
             answers = await self._server.peers.ask_all(namespace, question, method="POST")
             elsewhere = [
                 topic for answer in answers if isinstance(answer, list) for topic in answer
             ]
-            _check_unused(name, [*_in_use(self._topics_here(namespace), name), *elsewhere])
-        self._unsubscribe(self._topics_here(namespace), name)
+            _check_unused(name, [*_in_use(self._hosting.in_namespace(namespace), name), *elsewhere])
+        _unsubscribe(self._hosting.in_namespace(namespace), name)
         return done()
 
     async def unsubscribe_bundle(self, request: web.Request) -> web.Response:
@@ -109,24 +109,16 @@ class NamespacesWithTopics(TopicPaths):
         hosted = self._hosting.bundles.get(bundle.name)
         topics = [] if hosted is None else [*hosted.topics.values()]
         _check_unused(name, _in_use(topics, name))
-        self._unsubscribe(topics, name)
+        _unsubscribe(topics, name)
         return done()
 
-    def _topics_here(self, namespace: str) -> Sequence[Served]:
-        hosted = self._hosting.bundles.values()
-        return [
-            each
-            for bundle in hosted
-            if bundle.ownership.bundle.namespace == namespace
-            for each in bundle.topics.values()
-        ]
 
-    def _unsubscribe(self, topics: Sequence[Served], name: str) -> None:
-        """Delete a subscription of topics where it has no consumers."""
-        for served in topics:
-            subscription = served.topic.subscriptions.get(name)
-            if subscription is not None and not subscription.consumers:
-                self._service.delete_subscription(served, name)
+def _unsubscribe(topics: Sequence[Served], name: str) -> None:
+    """Delete a subscription of topics where it has no consumers."""
+    for served in topics:
+        subscription = served.topic.subscriptions.get(name)
+        if subscription is not None and not subscription.consumers:
+            served.delete_subscription(name)
 
 
 def _in_use(topics: Sequence[Served], name: str) -> Sequence[str]:

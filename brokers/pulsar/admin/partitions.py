@@ -149,7 +149,7 @@ class Partitions(TopicPaths):
         stats = self._local_stats(topic)
         for served in self._partitions_here(topic):
             if is_forced or not any(clients_in([stats[served.name]])):
-                self._service.delete(served)
+                self._hosting.delete(served)
 
     async def _set_partitions(
         self, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None

@@ -97,7 +97,7 @@ class PulsarAdmin:
         """Wait until next owners have fetched what they need over HTTP. Call this before HTTP
         ends.
         """
-        await self._server.service.all_fetched()
+        await self._server.service.handovers.all_fetched()
 
 
 class Refused:

@@ -14,7 +14,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PARTITIONS_MAX, partitions_in
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats

@@ -79,7 +79,7 @@ class Topics(TopicPaths):
             raise conflict(
                 topic.full, "it already exists", action=_CREATE, advice="use it, or delete it first"
             )
-        self._service.keep(served)
+        self._hosting.keep(served)
         return done()
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -98,7 +98,7 @@ class Topics(TopicPaths):
         served = await self._served(request, topic)
         if not is_forced:
             check_unused(topic, [topic_stats(served.topic, owner_broker=self._worker.broker_id)])
-        self._service.delete(served)
+        self._hosting.delete(served)
         if partitioned_name(topic.full) == topic.full:
             await self._server.schemas.forget(topic)
         return done()
@@ -112,13 +112,13 @@ class Topics(TopicPaths):
         topic = topic_of(request)
         if not flag_of(request, "local"):
             if not self._partitions(topic):
-                self._service.unload(await self._served(request, topic))
+                self._hosting.unload(await self._served(request, topic))
                 return done()
             await self._server.peers.ask_all(
                 topic.namespace, f"{path_of(topic)}/unload", method="PUT"
             )
         for served in self._partitions_here(topic):
-            self._service.unload(served)
+            self._hosting.unload(served)
         return done()
 
     # --- stats ---
@@ -162,7 +162,7 @@ class Topics(TopicPaths):
                     [topic_stats(served.topic, owner_broker=self._worker.broker_id)],
                     is_forced=is_forced,
                 )
-                self._service.delete_subscription(served, name)
+                served.delete_subscription(name)
                 return done()
             _check_subscription(
                 topic, name, (await self._stats_of_partitions(topic)).values(), is_forced=is_forced
@@ -171,7 +171,7 @@ class Topics(TopicPaths):
                 topic.namespace, request.rel_url.raw_path, method="DELETE"
             )
         for served in self._partitions_here(topic):
-            self._service.delete_subscription(served, name)
+            served.delete_subscription(name)
         return done()
 
 

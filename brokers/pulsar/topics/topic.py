@@ -113,19 +113,6 @@ class TopicState:
     entries: tuple[Entry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replaced:
-    """A producer was added in place of `former`: its client reconnected before the broker saw the
-    old producer close.
-
-    `forgotten` holds the ids of the entries removed with it, as `Topic.remove_producers` returns
-    them.
-    """
-
-    former: Producer
-    forgotten: Sequence[int] = ()
-
-
 class Outcome:
     """The result of a step, to be written in this order: deliveries, then receipts. `dropped`
     counts messages.
@@ -281,34 +268,32 @@ class Topic:
             (deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None
         )
 
-    def add_producer(self, producer: Producer) -> Refusal | Replaced | None:
-        """Add a producer. If a refusal has a `holder`, probe its link, remove it if dead, and try
-        again.
+    def add_producer(self, producer: Producer) -> Refusal | Producer | None:
+        """Add a producer. Return the former one if it replaces one: its client reconnected before
+        the broker saw that close. If a refusal has a `holder`, probe its link, remove it if dead,
+        and try again.
         """
         if self.is_fenced:
             return self._moving()
         answer = self._producers.add(producer)
         if isinstance(answer, Producer):
-            return Replaced(former=answer, forgotten=self._forget_held({answer}))
+            self._forget_held({answer})
         return answer
 
-    def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
-        """Remove producers and their entries with held receipts, in one step. Return the ids of
-        those entries.
+    def remove_producers(self, producers: Collection[Producer]) -> None:
+        """Remove producers and their entries with held receipts, in one step.
 
         Unknown producers are ignored. Producers send these entries again when they reconnect, so
         the entries must be neither delivered nor handed over.
         """
-        return self._forget_held(self._producers.remove(producers))
+        self._forget_held(self._producers.remove(producers))
 
-    def _forget_held(self, gone: Collection[Producer]) -> Sequence[int]:
+    def _forget_held(self, gone: Collection[Producer]) -> None:
         for producer in gone:
             self._turns.forget(producer)
-        forgotten = tuple(receipt.entry_id for receipt in self._held if receipt.producer in gone)
-        if forgotten:
-            self._held = [receipt for receipt in self._held if receipt.producer not in gone]
-            self.forget(frozenset(forgotten))
-        return forgotten
+        forgotten = {receipt.entry_id for receipt in self._held if receipt.producer in gone}
+        self._held = [receipt for receipt in self._held if receipt.producer not in gone]
+        self.forget(forgotten)
 
     def forget(self, entry_ids: Collection[int]) -> None:
         """Remove waiting entries that get no receipt, because their producers send them again."""

@@ -205,7 +205,7 @@ async def test_an_incomplete_list_is_refused(
 ) -> None:
     """It would make clients drop the missing topics."""
     one, other = running.members
-    monkeypatch.setattr(other.service.hosting, "of_namespace", None)
+    monkeypatch.setattr(other.service.hosting, "in_namespace", None)
     client = await one.client()
     client.ask_topics()
     error = (await client.receive(T.ERROR)).error

@@ -368,7 +368,7 @@ async def test_stats_of_a_broker_let_clients_be_served_between_bundles(
     loop = asyncio.get_running_loop()
 
     def stats(topic: Topic, *, owner_broker: str) -> Stats:
-        loop.call_soon(member.service.hosting.close, last)
+        loop.call_soon(member.service.hosting.close, last, None)
         return topic_stats(topic, owner_broker=owner_broker)
 
     monkeypatch.setattr(lists, "topic_stats", stats)

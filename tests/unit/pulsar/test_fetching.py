@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.closed import Handovers
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.runtime.state_stream import Arrival
@@ -118,13 +118,13 @@ async def test_a_broker_that_stops_answers_a_slow_fetch(
         await asyncio.sleep(0.1)  # The stop continues meanwhile.
         return await usual(arrival)
 
-    usual_wait = PulsarService.all_fetched
+    usual_wait = Handovers.all_fetched
 
-    async def all_fetched(service: PulsarService) -> None:
+    async def all_fetched(handovers: Handovers) -> None:
         leaving.set()
-        await usual_wait(service)
+        await usual_wait(handovers)
 
-    monkeypatch.setattr(PulsarService, "all_fetched", all_fetched)
+    monkeypatch.setattr(Handovers, "all_fetched", all_fetched)
 
     async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
         source, destination = await waiting(running)

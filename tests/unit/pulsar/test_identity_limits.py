@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import connections, session
-from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar import connections, link
+from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
@@ -141,7 +141,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = now_ms()
-        monkeypatch.setattr(session, "now_ms", lambda: self.now_ms)
+        monkeypatch.setattr(link, "now_ms", lambda: self.now_ms)
 
 
 @with_brokers(config={"identity_requests_per_second_max": 200})

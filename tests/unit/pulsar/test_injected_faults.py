@@ -146,9 +146,9 @@ async def lapse(running: Brokers, diary: Diary) -> None:
     diary.send(there, 1)
     served = destination.service.hosting.topics.get(TOPIC)
     assert served is not None
-    await until(lambda: bool(served.works))
+    await until(lambda: served.work is not None)
     destination.worker.agent.lease.lose()
-    destination.service.carry_out(served, served.topic.release_receipts())
+    served.carry_out(served.topic.release_receipts())
     await until(lambda: bool({"SEND_RECEIPT", "CLOSE_PRODUCER"} & set(there.names())))
     if "SEND_RECEIPT" in there.names():
         diary.note("receipted", topic=TOPIC, producer="mine", n=1)

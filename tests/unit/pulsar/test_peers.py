@@ -14,6 +14,7 @@ from aiohttp import web
 
 from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
+from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.worker import Worker
@@ -79,7 +80,7 @@ async def asking(
             access=SimpleNamespace(own_token=NO_TOKEN, certificates=SimpleNamespace(client=True)),
             open_bundles=["t/other/0x00000000_0xffffffff", open_here],
         )
-        hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1, tenant_topics_max=lambda: 1)
+        hosting = Hosting(Settings(), limits=lambda _: TopicLimits(), tenant_topics_max=lambda: 1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():
             yield peers

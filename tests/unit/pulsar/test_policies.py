@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.pulsar import service
+from equipoise.brokers.pulsar import served
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, ServerError
 from equipoise.brokers.runtime.service import Bundle
@@ -385,8 +385,8 @@ async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(
     """60 messages at 20 per second of the test's clock: 20 at once, and 20 after each second. A
     change of the rate is noticed meanwhile.
     """
-    now_ms = service.now_ms()
-    monkeypatch.setattr(service, "now_ms", lambda: now_ms)
+    now_ms = served.now_ms()
+    monkeypatch.setattr(served, "now_ms", lambda: now_ms)
     await put(running, "publishRate", {"publishThrottlingRateInMsg": 20})
     owner = running.owner_of()
     client = await owner.client()

@@ -8,7 +8,7 @@ import asyncio
 from pathlib import Path
 
 from equipoise.brokers.agent.intents import Transfer
-from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar.pulsar_speech import connect, pong

@@ -11,7 +11,7 @@ import pytest
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.pulsar import connections as module
 from equipoise.brokers.pulsar.connections import Pool
-from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
@@ -150,20 +150,20 @@ async def test_log_lines_about_refused_clients_are_bounded(
 async def test_a_failing_tick_disconnects_only_its_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tick, victims = Session.tick, list[Session]()
+    tick, victims = ClientLink.tick, list[ClientLink]()
 
-    def failing(session: Session, now_ms: int) -> None:
-        if not victims or session in victims:
-            victims[:] = [session]
+    def failing(link: ClientLink, now_ms: int) -> None:
+        if not victims or link in victims:
+            victims[:] = [link]
             raise RuntimeError("boom")
-        tick(session, now_ms)
+        tick(link, now_ms)
 
     async with brokers(
         tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}
     ) as running:
         first, second = await running.members[0].client(), await running.members[0].client()
         with monkeypatch.context() as broken:
-            broken.setattr(Session, "tick", failing)
+            broken.setattr(ClientLink, "tick", failing)
             await first.closed()
             await second.receive(BaseCommand.PING)
         assert not second.is_closed

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from equipoise.brokers.agent.intents import MergeBundles, Transfer
-from equipoise.brokers.pulsar.hosting import Served
-from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
@@ -66,7 +65,6 @@ async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(
             client.publish(1, number, "x", padding=2_000_000)
             await client.receipt(1, number)
         assert not next(iter(served_at(member).topic.consumers)).is_writable
-        assert {} == served_at(member).works
         silent.vanish()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [(f"mine:{number}", f"{NAMESPACE}/{TOPIC}") for number in numbers] == [
@@ -108,24 +106,14 @@ async def test_an_entry_that_fails_its_second_check_is_not_delivered(running: Br
     outcome = served.topic.flow(consumer, 10, now_ms())
     assert [2] == [each.entry_id for _, each in outcome.deliveries]
     destination.worker.agent.lease.lose()
-    destination.service.carry_out(served, outcome)
-    assert ({}, 10, 1) == (
-        served.works,
+    served.carry_out(outcome)
+    assert (10, 1) == (
         consumer.permits,
         destination.service.counts.receipts_withheld,
     )
     assert () == served.topic.state().entries
     await there.receive(T.CLOSE_PRODUCER)
     assert 0 == await there.partitions(TOPIC)
-    assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-
-
-@with_brokers(count=2, settings=PATIENT)
-async def test_a_receipt_without_a_work_is_withheld(running: Brokers) -> None:
-    destination, there = await holding(running)
-    served_at(destination).works.clear()
-    there.flow(1, 10)
-    await there.receive(T.CLOSE_PRODUCER)
     assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
 
 
@@ -151,7 +139,6 @@ async def test_an_entry_without_a_receipt_leaves_with_its_producer(running: Brok
     await leaving.located()
     leaving.vanish()
     await metric_becomes(destination, "producers", 1)
-    assert {2} == set(served_at(destination).works)
     await running.transfer(source)
     await there.receive(T.CLOSE_PRODUCER)
     back = await source.client()
@@ -192,13 +179,14 @@ async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) ->
         await running.transfer(destination, lone)
     is_let = asyncio.Event()
     # Here the next owner waits for the former one.
-    states = destination.service._states  # noqa: SLF001
+    handovers = destination.service.handovers
+    states = handovers.states
 
     async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
         await is_let.wait()
         return await states(ownership, handover)
 
-    destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
+    handovers.states = slow  # type: ignore[method-assign]
     worker = destination.worker
     moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
     await worker.request(moving, timeout_ms=PATIENCE_MS)
@@ -250,7 +238,7 @@ async def test_an_entry_with_a_receipt_is_delivered_beside_a_refused_one(running
     destination, there = await holding(running)
     served_at(destination).topic.release_receipts()
     producer = next(iter(served_at(destination).topic.producers.values()))
-    destination.service.release_receipts(served_at(destination), producer)
+    served_at(destination).release_receipts(producer)
     await running.transfer(source)
     back = await source.client()
     await back.producer(1, name="mine", epoch=2)
@@ -266,7 +254,7 @@ async def test_an_entry_with_a_receipt_is_delivered_beside_a_refused_one(running
     )
     lease = source.worker.agent.lease
     skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
-    source.service.carry_out(served, outcome)
+    served.carry_out(outcome)
     lease.skew_max_ms = skew_ms
     assert "1" == (await back.receive_message())[2]
     await back.receive(T.CLOSE_PRODUCER)

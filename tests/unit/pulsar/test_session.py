@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.pulsar import connections
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandGetTopicsOfNamespace,
@@ -437,7 +438,7 @@ async def test_a_bug_costs_one_connection(
         client = await member.client()
         await client.producer(1)
         with monkeypatch.context() as broken:
-            broken.setattr(member.service, "publish", None)
+            broken.setattr(Served, "publish", None)
             client.publish(1, 0, "boom")
             await client.closed()
         await neighbour_is_served(member)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.pulsar.directory import Directory
+from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire import replies
@@ -57,14 +57,14 @@ def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     write.
     """
     seen = list[int]()
-    flush = Session.flush
+    flush = ClientLink.flush
 
-    def watching(session: Session) -> None:
-        seen.append(session.behind_bytes)
-        flush(session)
-        seen.append(session.behind_bytes)
+    def watching(link: ClientLink) -> None:
+        seen.append(link.behind_bytes)
+        flush(link)
+        seen.append(link.behind_bytes)
 
-    monkeypatch.setattr(Session, "flush", watching)
+    monkeypatch.setattr(ClientLink, "flush", watching)
     return seen
 
 

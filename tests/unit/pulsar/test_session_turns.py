@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar.answers import Answers
+from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
@@ -103,16 +103,16 @@ async def test_running_creations_are_bounded(
     """The others follow in order, unless they are cancelled before."""
     opened = list[int]()
     go_on, other_came = asyncio.Event(), asyncio.Event()
-    open_producer = Answers._open_producer  # noqa: SLF001 - what is counted has no other name
+    open_producer = Session._open_producer  # noqa: SLF001 - what is counted has no other name
 
-    async def counting(answers: Answers, request: ProducerAsked) -> None:
+    async def counting(session: Session, request: ProducerAsked) -> None:
         opened.append(request.producer_id)
         if request.producer_id == 1_000:
             other_came.set()
         await go_on.wait()
-        await open_producer(answers, request)
+        await open_producer(session, request)
 
-    monkeypatch.setattr(Answers, "_open_producer", counting)
+    monkeypatch.setattr(Session, "_open_producer", counting)
 
     async with brokers(tmp_path) as running:
         (member,) = running.members

@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 import uvloop
 
-from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.link import ClientLink
+from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.pulsar.service import PulsarService, now_ms
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.clients import Producer
@@ -34,14 +34,14 @@ _CHUNK_BYTES: Final = 256 * 1024
 PATIENT: Final = Settings(topics=TopicLimits(permits_wait_ms=3_600_000))
 
 
-async def connected(session: Session) -> socket.socket:
+async def connected(link: ClientLink) -> socket.socket:
     """Connect a client to a session by a socket that holds what the client writes, however little
     the session reads.
     """
     client, accepted = socket.socketpair()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * _CHUNK_BYTES)
     client.settimeout(0)
-    await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=accepted)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=accepted)
     client.send(connect())
     await asyncio.get_running_loop().sock_recv(client, 1_000)
     return client
@@ -63,22 +63,22 @@ def test_a_flood_leaves_turns_to_other_clients(
     """The loop reads up to 32 chunks from one connection before it reads the next one, unless
     reading is paused.
     """
-    came: list[tuple[Session, int]] = []
-    data_received = Session.data_received
+    came: list[tuple[ClientLink, int]] = []
+    data_received = ClientLink.data_received
 
-    def counting(session: Session, data: bytes) -> None:
-        came.append((session, len(data)))
-        data_received(session, data)
+    def counting(link: ClientLink, data: bytes) -> None:
+        came.append((link, len(data)))
+        data_received(link, data)
 
-    monkeypatch.setattr(Session, "data_received", counting)
+    monkeypatch.setattr(ClientLink, "data_received", counting)
 
     async def flooded() -> None:
         async with brokers(tmp_path) as running:
             (member,) = running.members
             await member.client()
             server = Server(member.service, member.worker, Lookups(member.worker))
-            session = server.new_session()
-            flooding, asking = await connected(server.new_session()), await connected(session)
+            link = server.new_link()
+            flooding, asking = await connected(server.new_link()), await connected(link)
             flooding.send(producer(1, 1, TOPIC))
             await asyncio.get_running_loop().sock_recv(flooding, 1_000)
             came.clear()
@@ -87,7 +87,7 @@ def test_a_flood_leaves_turns_to_other_clients(
             )
             asking.send(ping())
             await asyncio.get_running_loop().sock_recv(asking, 1_000)
-            before = came[: came.index((session, len(ping())))]
+            before = came[: came.index((link, len(ping())))]
             assert sum(bytes_ for _, bytes_ in before) <= _CHUNK_BYTES
             for client in (flooding, asking):
                 client.close()
@@ -130,17 +130,17 @@ async def test_half_a_frame_is_acknowledged_at_once(
     options: list[int] = []
     acknowledged = asyncio.Event()
     # The option is read back, because no unit test measures time.
-    acknowledge = Session._acknowledge  # noqa: SLF001
+    acknowledge = ClientLink._acknowledge  # noqa: SLF001
 
-    def reading_back(session: Session) -> None:
-        assert session._transport is not None  # noqa: SLF001 - as above
-        accepted = session._transport.get_extra_info("socket")  # noqa: SLF001 - as above
+    def reading_back(link: ClientLink) -> None:
+        assert link._transport is not None  # noqa: SLF001 - as above
+        accepted = link._transport.get_extra_info("socket")  # noqa: SLF001 - as above
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
-        acknowledge(session)
+        acknowledge(link)
         options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
         acknowledged.set()
 
-    monkeypatch.setattr(Session, "_acknowledge", reading_back)
+    monkeypatch.setattr(ClientLink, "_acknowledge", reading_back)
 
     async with brokers(tmp_path) as running:
         (member,) = running.members
@@ -249,14 +249,14 @@ async def test_a_throttled_client_that_leaves_costs_nothing(
         publisher.write(messages(*"abcd") + b"\0\0\0\0\0\0\0\0")
         await publisher.closed()
         assert 1 == await member.metric("disconnections_total", reason="malformed_frame")
-        turns = list[Session]()
-        go_on = Session._go_on  # noqa: SLF001 - what would spin has no other name
+        turns = list[ClientLink]()
+        go_on = ClientLink._go_on  # noqa: SLF001 - what would spin has no other name
 
-        def counting(session: Session) -> None:
-            turns.append(session)
-            go_on(session)
+        def counting(link: ClientLink) -> None:
+            turns.append(link)
+            go_on(link)
 
-        monkeypatch.setattr(Session, "_go_on", counting)
+        monkeypatch.setattr(ClientLink, "_go_on", counting)
         await several_turns(member)
         assert len(turns) <= 1
         assert 0 == await member.metric("producers")
@@ -308,7 +308,7 @@ async def test_what_waits_is_not_published_for_a_producer_that_was_removed(tmp_p
         publisher.write(messages("a", "b", "c") + messages("d", producer_id=2))
         await publisher.receipt(1, 0)
         served = member.service.hosting.topics[TOPIC]
-        member.service.forget_producers(served, [served.topic.producers["removed"]])
+        served.remove_producers([served.topic.producers["removed"]])
         release(member)
         await publisher.receipt(2, 0)
         assert 2 == member.service.counts.published
@@ -321,16 +321,18 @@ async def test_nothing_waits_for_a_client_that_left_meanwhile(
     waiting = list[int]()
 
     def leaving(
-        _: PulsarService, __: Served, producer: Producer, entries: Sequence[Sent], ___: Patience
+        _: Served, producer: Producer, entries: Sequence[Sent], __: Patience
     ) -> Sequence[Sent]:
-        session = producer.link
-        assert isinstance(session, Session)
+        link = producer.link
+        assert isinstance(link, ClientLink)
         # What would be tried again.
+        session = link._session  # noqa: SLF001
+        assert isinstance(session, Session)
         asyncio.get_running_loop().call_soon(lambda: waiting.append(len(session._requests)))  # noqa: SLF001
-        session.abort()
+        link.abort()
         return entries
 
-    monkeypatch.setattr(PulsarService, "publish", leaving)
+    monkeypatch.setattr(Served, "publish", leaving)
     async with brokers(tmp_path) as running:
         (member,) = running.members
         publisher = await member.client()

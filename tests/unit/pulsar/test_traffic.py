@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from equipoise.brokers.balancing.splitting.split_points import TopicLoad
-from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
@@ -14,8 +16,8 @@ from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
 def served(number: int) -> Served:
     """A topic with a producer, two subscriptions, and a published message of 5 bytes."""
     tables, whole = hosting(), ownership()
-    tables.open(whole, {}, now_ms=0)
-    made = tables.topic(whole.bundle.name, NAMES[number], now_ms=0)
+    tables.open(whole, {})
+    made = tables.topic(whole.bundle.name, NAMES[number])
     assert made is not None
     producer = make_producer()
     made.topic.add_producer(producer)
@@ -98,7 +100,8 @@ def test_only_new_messages_are_load() -> None:
     assert (0.0, 0.0, 6) == (load.calls_per_second, load.bytes_per_second, load.sessions)
 
 
-def test_topic_loads_have_points_and_rates() -> None:
+def test_topic_loads_have_points_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.brokers.pulsar.hosting.now_ms", lambda: 0)
     quiet, busy = served(0), served(1)
     busy.topic.roll(2_000)
     expected = TopicLoad(point=topic_hash(NAMES[1]), messages_per_second=1.5, bytes_per_second=7.5)
