@@ -27,7 +27,7 @@ from typing import Any
 from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Refusal
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.throttling import Patience, Rate
-from equipoise.brokers.pulsar.topics.topic import Outcome, Replaced, Topic, TopicLimits, TopicState
+from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
 from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer, sticky
 
@@ -190,8 +190,8 @@ def _lines_of(found: object) -> Iterator[str]:
         case Refusal():
             holder = "" if found.holder is None else f", holder {found.holder.name}"
             yield f"refused {found.error.name}{holder}: {found.message}"
-        case Replaced():
-            yield f"replaces {found.former.name}, forgets {list(found.forgotten)}"
+        case Producer():
+            yield f"replaces {found.name}"
         case Consumer():
             yield f"disconnects {found.name}"
         case (Consumer() as consumer, bool() as is_active):
