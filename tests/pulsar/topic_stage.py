@@ -35,6 +35,8 @@ from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer, stick
 class TopicStage:
     """One topic and its clients."""
 
+    woken_ms: int | None
+
     def __init__(self) -> None:
         self._open(TopicLimits(), {})
 
@@ -50,7 +52,7 @@ class TopicStage:
 
     def _open(self, limits: TopicLimits, options: Mapping[str, str]) -> None:
         self.now_ms = 0
-        self.woken_ms: int | None = None
+        self.woken_ms = None
         self.limits, self.partition = limits, int(options.get("partition", -1))
         self.producers: dict[str, Producer] = {}
         self.consumers: dict[str, Consumer] = {}
