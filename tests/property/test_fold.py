@@ -32,6 +32,7 @@ from equipoise.channel.core.entries import (
     NamespaceChanged,
     PolicyChanged,
 )
+from equipoise.channel.core.lifecycle import TRANSITIONS
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
@@ -378,16 +379,23 @@ def test_a_renewal_diverges_exactly_if_it_says_another_digest(walk: Walk, length
                 just_after[name] = slow_digest(view)
 
 
-def test_the_walks_meet_every_reason() -> None:
+def test_the_walks_meet_every_reason_and_every_row() -> None:
     """The properties above would be worth little if the walks went past what they are about."""
-    met: Counter[str] = Counter()
+    met, rows = Counter[str](), set[tuple[str, str]]()
     for seed in range(24):
         view = View()
         for offset, record in steps(Walk(seed, levels=seed % 2 == 0), 250):
-            met[apply(view, offset, record).reason or "accepted"] += 1
+            verdict = apply(view, offset, record)
+            met[verdict.reason or "accepted"] += 1
+            rows |= {
+                (change.before.phase, change.after.phase)
+                for change in verdict.changes
+                if isinstance(change, BundleChanged) and change.before and change.after
+            }
     unlikely = {Reason.NO_GENESIS, Reason.UNKNOWN_NAMESPACE}
     assert {"accepted", *Reason} - unlikely <= set(met)
     assert met["accepted"] > sum(met.values()) // 4
+    assert {(row.before, row.after) for row in TRANSITIONS} <= rows
 
 
 FIELDS = st.sampled_from(

@@ -141,7 +141,7 @@ def running() -> Iterator[Running]:
         running.close()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changes)
 def test_no_answer_names_a_broker_that_the_view_no_longer_names(
     running: Running, changes: list[tuple[str, int, bool]]

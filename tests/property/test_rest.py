@@ -44,7 +44,7 @@ ENDING: Final = frozenset({"POST /admin/v2/brokers/drain"})
 
 EVERY: Final = dict(every_operation())
 OPERATIONS: Final = {label: operation for label, operation in EVERY.items() if label not in ENDING}
-EXAMPLES: Final = 12
+EXAMPLES: Final = 8
 ANSWER_S: Final = 30.0
 
 TENANT, _, LOCAL = NAMESPACE.partition("/")

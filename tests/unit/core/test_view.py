@@ -1,5 +1,5 @@
 """The fold's rules that its model does not know or a small cluster does not meet:
-tests/property/test_view_by_model.py has all others.
+tests/property/test_fold.py has all others.
 """
 
 from __future__ import annotations
