@@ -92,7 +92,7 @@ fmt: setup ## Format the code, and mend what ruff can mend by itself
 
 bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name [LOG=kafka]
 	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=name"; exit 2; }
-	@test -z "$(LOG)" || grep -q add_log_option "tests/benchmarks/$(BENCH).py" || { echo "$(BENCH) has one log: leave LOG out"; exit 2; }
+	@test -z "$(LOG)" || grep -q report_on_log "tests/benchmarks/$(BENCH).py" || { echo "$(BENCH) has one log: leave LOG out"; exit 2; }
 	@echo "== bench: $(BENCH)" >&2
 	@$(BIN)/python -m "tests.benchmarks.$(BENCH)" $(if $(LOG),--log "$(LOG)")
 

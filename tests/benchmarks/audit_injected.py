@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
-from tests.benchmarks.figures import machine, print_line
+from tests.benchmarks.frame import machine, print_line
 from tests.injected.kinds import KINDS, trials
 
 PLACES: Final = 5

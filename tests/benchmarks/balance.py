@@ -10,21 +10,17 @@ policy also has only one round per minute.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
-from equipoise.lab.traces import KINDS, Shape, Trace, generated
-from tests.benchmarks.figures import machine, print_line
+from equipoise.lab.traces import KINDS, Shape, generated
+from tests.benchmarks.frame import report
 
 SHAPES: Final = (Shape(), Shape(brokers=5, bundles=64))
 SEEDS: Final = (1, 2)
 MINUTE_S: Final = 60.0
 UNEVENNESS_MAX, MOVED_MAX, CALM_MAX = 0.6, 1.5, 0.9
-
-
-def trace_of(kind: str, shape: Shape, seed: int) -> Trace:
-    """Return a generated trace."""
-    return generated(kind, shape, seed=seed)
 
 
 def policies() -> list[Contender]:
@@ -58,11 +54,11 @@ def reached(
     )
 
 
-def main() -> None:
-    """Measure and print."""
+def measure(_: Path) -> dict[str, object]:
+    """Compare with Pulsar's policies on clusters of both sizes."""
     figures: dict[str, object] = {}
     for shape in SHAPES:
-        traces = {kind: partial(trace_of, kind, shape) for kind in KINDS}
+        traces = {kind: partial(generated, kind, shape) for kind in KINDS}
         found = {each.trace: figures_of(each) for each in compare(traces, policies(), seeds=SEEDS)}
         size = f"{shape.brokers} x {shape.bundles}"
         figures[size] = found
@@ -71,12 +67,12 @@ def main() -> None:
             "equal cadence": reached(found, "equal cadence", UNEVENNESS_MAX, MOVED_MAX),
             "calm": reached(found, "calm", CALM_MAX, CALM_MAX),
         }
-    conditions = (
-        f"[unevenness, load moved, floor] relative to Pulsar's policies; 2 hours; seeds {SEEDS} on"
-        f" {machine()}"
-    )
-    print_line("balance", figures, conditions)
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "balance",
+        measure,
+        f"[unevenness, load moved, floor] relative to Pulsar's policies; 2 hours; seeds {SEEDS}",
+    )

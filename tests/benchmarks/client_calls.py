@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
-import psutil
 import uvloop
 from aiohttp import web
 
@@ -23,10 +22,9 @@ from equipoise.brokers.client.calls import UNANSWERED_MAX
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.client.table import Assigned
 from equipoise.brokers.runtime.service import Peer
-from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.system.free_ports import free_ports
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import Figures, report, summary
 
 SERVERS: Final = 3
 RATES: Final = (200, 800, 3_000)
@@ -107,42 +105,21 @@ async def servers() -> AsyncIterator[list[str]]:
             await process.wait()
 
 
-async def at_rate(call: Call, rate: int) -> dict[str, object]:
-    """Call at a rate for some seconds. Return the length of the calls, the CPU of each, and the
-    most connections.
-    """
+async def at_rate(call: Call, rate: int) -> Figures:
+    """Call at a rate for some seconds. Return the length of the calls."""
     lengths_ms: list[float] = []
-    connections = failed = 0
 
     async def timed(number: int, due_s: float) -> None:
-        nonlocal failed
-        try:
-            await call(number)
-        except (aiohttp.ClientError, EquipoiseError, TimeoutError):
-            failed += 1
+        await call(number)
         lengths_ms.append(1e3 * (time.perf_counter() - due_s))
 
-    async def sample() -> None:
-        nonlocal connections
-        while True:
-            connections = max(connections, len(psutil.Process().net_connections("tcp")))
-            await asyncio.sleep(SAMPLE_S)
-
-    sampling = asyncio.ensure_future(sample())
-    began_s, cpu_s = time.perf_counter(), time.process_time()
+    began_s = time.perf_counter()
     async with asyncio.TaskGroup() as calls:
         for number in range(int(rate * ROUND_S)):
             due_s = began_s + number / rate
             await asyncio.sleep(max(due_s - time.perf_counter(), 0))
             calls.create_task(timed(number, due_s))
-    cpu_us = 1e6 * (time.process_time() - cpu_s) / len(lengths_ms)
-    sampling.cancel()
-    return {
-        "call": summary(lengths_ms, "ms"),
-        "cpu": single(cpu_us, "us/call"),
-        "connections": single(connections, "connections"),
-        "failed": single(failed, "calls"),
-    }
+    return summary(lengths_ms, "ms")
 
 
 @asynccontextmanager
@@ -189,19 +166,11 @@ async def measure() -> dict[str, object]:
     return results
 
 
-def main() -> None:
-    """Serve at a port, or measure and print."""
+if __name__ == "__main__":
     if len(sys.argv) > 1:
         uvloop.run(serve(int(sys.argv[1])))
-        return
-    before = machine()
-    results = uvloop.run(measure())
-    print_line(
+    report(
         "client_calls",
-        results,
-        f"{before}, {SERVERS} servers on the same CPUs, {ROUND_S:.0f} s at each rate",
+        lambda _: uvloop.run(measure()),
+        f"{SERVERS} servers on the same CPUs, {ROUND_S:.0f} s at each rate",
     )
-
-
-if __name__ == "__main__":
-    main()

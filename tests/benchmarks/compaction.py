@@ -7,17 +7,14 @@ into making the records.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Final
 
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
@@ -25,9 +22,8 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import report_on_log, single, summary
 from tests.channels.busy_channel import TIMEOUT_MS, WrittenChannel
-from tests.load.log_places import add_log_option, new_log
 
 RECORDS: Final = 1_000_000
 KEYS: Final = 100_000
@@ -124,11 +120,11 @@ def measured_starts(url: str, repeats: int) -> tuple[list[float], int]:
     return taken, digest
 
 
-def measure(url: str, *, records: int, keys: int) -> dict[str, object]:
+def measure(url: str) -> dict[str, object]:
     """Make the history, compact it, go on, and restore."""
     log = open_log(url)
-    history = WrittenChannel(log, brokers=BROKERS, bundles=keys, namespaces=NAMESPACES)
-    history.go_on(records - history.view.offset)
+    history = WrittenChannel(log, brokers=BROKERS, bundles=KEYS, namespaces=NAMESPACES)
+    history.go_on(RECORDS - history.view.offset)
     print(f"compaction: {history.view.offset} records made", file=sys.stderr)
     figures = measured_compaction(log)
     end = log.end()
@@ -140,22 +136,9 @@ def measure(url: str, *, records: int, keys: int) -> dict[str, object]:
     return figures | {"cold_start": summary(starts, "s")}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.compaction")
-    add_log_option(parser)
-    parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--keys", type=int, default=KEYS)
-    options = parser.parse_args(arguments)
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder, new_log(options.log, Path(folder)) as url:
-        results = measure(url, records=options.records, keys=options.keys)
-    conditions = (
-        f"{before}, {options.records} records, {options.keys} bundles, {TAIL} records of tail, the"
-        f" log on {options.log}"
-    )
-    print_line("compaction", results, conditions)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "compaction",
+        lambda _folder, url, _kind: measure(url),
+        f"{RECORDS} records, {KEYS} bundles, {TAIL} records of tail",
+    )

@@ -5,7 +5,6 @@ prints one JSON line, in four minutes.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from equipoise.channel.core.records import Joined, Renewed
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report, summary
 from tests.load import admin_requests
 from tests.load.admin_requests import Move
 from tests.load.cluster import READY_MS, counters, running, settle
@@ -181,18 +180,9 @@ async def measure(folder: Path) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    print_line(
-        "failover",
-        results,
-        f"{before}, {BROKERS} brokers of {BUNDLES_EACH} bundles each, default lease, nobody"
-        " calling",
-    )
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        "failover",
+        measure,
+        f"{BROKERS} brokers of {BUNDLES_EACH} bundles each, default lease, nobody calling",
+    )

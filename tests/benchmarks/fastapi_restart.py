@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Final
 import aiohttp
 import uvloop
 
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import report, single, summary
 from tests.load.fastapi_programs import Program, programs
 
 PROGRAMS: Final = 3
@@ -139,18 +138,11 @@ def longest(windows: Sequence[Sequence[float]]) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = uvloop.run(measure(Path(folder)))
-    conditions = (
-        f"{before}, {PROGRAMS} processes of uvicorn and {PAGES} callers on the same CPUs,"
-        f" {CALLS_PER_SECOND:.0f} calls/s, the log in SQLite, {ROUNDS * PROGRAMS} restarts by"
-        f" SIGTERM, {KILLS} kills; a call includes its redirects and retries"
-    )
-    print_line("fastapi_restart", results, conditions)
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        "fastapi_restart",
+        lambda folder: uvloop.run(measure(folder)),
+        f"{PROGRAMS} processes of uvicorn and {PAGES} callers on the same CPUs,"
+        f" {CALLS_PER_SECOND:.0f} calls/s, the log in SQLite, {ROUNDS * PROGRAMS} restarts by"
+        f" SIGTERM, {KILLS} kills; a call includes its redirects and retries",
+    )

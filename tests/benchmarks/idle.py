@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from tests.benchmarks.figures import Figures, machine, print_line, summary
+from tests.benchmarks.frame import Figures, report, summary
 
 PROCESSES, WORKERS = 4, 25
 BUNDLES = 400
@@ -149,29 +148,27 @@ def measured(pipes: Sequence[Connection]) -> dict[str, Figures]:
     return {"cpu_per_process": summary(percents, "% of one core")}
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
-        children = [
-            _spawn.Process(target=process, args=(Path(folder), number, pair[1]), daemon=True)
-            for number, pair in enumerate(pairs)
-        ]
-        for child in children:
-            child.start()
-        results = measured([ours for ours, _ in pairs])
-        for ours, _ in pairs:
-            ours.send(Step.END)
-        for child in children:
-            child.join(timeout=TIMEOUT_MS / 1_000)
-    print_line(
-        "idle",
-        results,
-        f"{before}, {PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS}"
-        f" windows of {WINDOW_S} s",
-    )
+def measure_all(folder: Path) -> dict[str, Figures]:
+    """Start the processes, measure, and end them."""
+    pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
+    children = [
+        _spawn.Process(target=process, args=(folder, number, pair[1]), daemon=True)
+        for number, pair in enumerate(pairs)
+    ]
+    for child in children:
+        child.start()
+    results = measured([ours for ours, _ in pairs])
+    for ours, _ in pairs:
+        ours.send(Step.END)
+    for child in children:
+        child.join(timeout=TIMEOUT_MS / 1_000)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "idle",
+        measure_all,
+        f"{PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS} windows of"
+        f" {WINDOW_S} s",
+    )

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -29,11 +27,11 @@ from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.spread import Spread
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report_on_log, summary
 from tests.load.admin_requests import CORES, QUICK, tune
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import BY_USE, counters, running
-from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.log_places import LogKind, new_log
 from tests.load.verdicts import check_calls
 
 NAMESPACE: Final = "bench/joining"
@@ -212,7 +210,7 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
     return run
 
 
-def measure(folder: Path, kind: LogKind) -> dict[str, object]:
+def measure(folder: Path, _: str, kind: LogKind) -> dict[str, object]:
     """Each strategy on new logs, several times."""
     results: dict[str, object] = {}
     for strategy in STRATEGIES:
@@ -229,21 +227,11 @@ def measure(folder: Path, kind: LogKind) -> dict[str, object]:
     return results
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.joining")
-    add_log_option(parser)
-    kind = parser.parse_args(arguments).log
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), kind)
-    conditions = (
-        f"{before}, the log on {kind}, {BROKERS} brokers of {CORES} cores each and their callers on"
-        f" the same CPUs, {BUNDLES} bundles with {CALLS_PER_SECOND:.0f} calls/s each, every call a"
-        " write to SQLite, rounds and reports each second; a fourth broker joins"
-    )
-    print_line("joining", results, conditions)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "joining",
+        measure,
+        f"{BROKERS} brokers of {CORES} cores each and their callers on the same CPUs, {BUNDLES}"
+        f" bundles with {CALLS_PER_SECOND:.0f} calls/s each, every call a write to SQLite, rounds"
+        " and reports each second; a fourth broker joins",
+    )

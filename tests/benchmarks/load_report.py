@@ -1,21 +1,19 @@
 """What a load report costs a broker of 5,000 bundles: `make bench BENCH=load_report` prints one
 JSON line, in a few seconds.
 
-Milliseconds are of this process' own CPU time. `alike` are bundles among which only names decide
-who is busiest, which is what choosing takes longest for; of `odd` ones a tenth is new at each
-report.
+Milliseconds are of this process' own CPU time.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.documents import SAMPLE_BYTES_MAX, encode_sample, light
-from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.load_sampler import LoadSampler
@@ -23,7 +21,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Resources
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report, single, summary
 
 BUNDLES, REPEATS, SEED = 5_000, 60, 1
 Loads = Mapping[str, BundleLoad]
@@ -47,7 +45,7 @@ class Hosting(Service):
         return self.loads
 
 
-def loads_of(rates: Sequence[float], *, first: int = 0) -> Loads:
+def loads_of(rates: Sequence[float]) -> Loads:
     """One bundle of topics for each rate, in messages of 1,000 bytes."""
     return {
         f"tenant/namespace/0x{number * 65_536:08x}_0x{(number + 1) * 65_536:08x}": BundleLoad(
@@ -64,7 +62,7 @@ def loads_of(rates: Sequence[float], *, first: int = 0) -> Loads:
                 topics=4,
             ),
         )
-        for number, rate in enumerate(rates, start=first)
+        for number, rate in enumerate(rates)
     }
 
 
@@ -74,34 +72,16 @@ def uneven(turn: int) -> Loads:
     return loads_of([chance.paretovariate(1.2) * 100 for _ in range(BUNDLES)])
 
 
-def alike(turn: int) -> Loads:
-    """Every bundle carries little, and about as much as all others."""
-    chance = random.Random(SEED + turn)
-    return loads_of([chance.uniform(1, 2) for _ in range(BUNDLES)])
-
-
-def odd(turn: int) -> Loads:
-    """As uneven ones, and a tenth of the bundles is gone when the next report comes."""
-    chance = random.Random(SEED + turn)
-    return loads_of(
-        [chance.paretovariate(1.2) * 100 for _ in range(BUNDLES)], first=turn * BUNDLES // 10
-    )
-
-
-def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of each report, and of each check of what is said; and the bytes of each
-    report.
-    """
+def measured() -> tuple[list[float], list[float]]:
+    """Milliseconds and bytes of each report."""
     service, settings = Hosting(), BalancingSettings()
     sampler = LoadSampler([service], broker="broker", clock=SystemClock(), fresh_ms=0)
-    averages, took_ms, check_ms, lengths = BundleAverages(), [], [], []
+    averages, took_ms, lengths = BundleAverages(), list[float](), list[float]()
     for turn in range(REPEATS):
-        service.loads = make(turn)
+        service.loads = uneven(turn)
         names = sorted(service.loads)
-        asked = time.process_time()
         loads = sampler.latest().loads
         began = time.process_time()
-        check_ms.append((began - asked) * 1_000)
         carried = averages.update(
             names, loads, elapsed_ms=2_500, cost_window_ms=settings.reports.cost_window_ms
         )
@@ -112,7 +92,7 @@ def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], lis
         data = encode_sample(light(sample))
         took_ms.append((time.process_time() - began) * 1_000)
         lengths.append(float(len(data)))
-    return took_ms[1:], check_ms[1:], lengths  # The first has no averages before it.
+    return took_ms[1:], lengths  # The first has no averages before it.
 
 
 def largest() -> int:
@@ -134,32 +114,19 @@ def largest() -> int:
     return len(encode_sample(light(sample)))
 
 
-def looks() -> list[float]:
-    """Milliseconds of each look at processes and network."""
-    use, found = ProcessUse(broker="broker"), []
-    for turn in range(REPEATS):
-        began = time.process_time()
-        use.look(at_ms=turn)
-        found.append((time.process_time() - began) * 1_000)
-    return found
-
-
-def main() -> None:
-    """Measure in turns and print."""
-    results: dict[str, object] = {}
-    for make in (uneven, alike, odd):
-        took_ms, check_ms, lengths = measure(make)
-        results[f"{make.__name__}"] = summary(took_ms, "ms")
-        results[f"{make.__name__}: check of what is said"] = summary(check_ms, "ms")
-        results[f"{make.__name__} bytes"] = summary(lengths, "bytes")
-    results["longest names bytes"] = largest()
-    results["look at processes and network"] = summary(looks(), "ms")
-    print_line(
-        "load_report",
-        results,
-        f"{BUNDLES} bundles; a report may have {SAMPLE_BYTES_MAX} bytes; one core of {machine()}",
-    )
+def measure(_: Path) -> dict[str, object]:
+    """Reports of uneven bundles, and the largest report."""
+    took_ms, lengths = measured()
+    return {
+        "report": summary(took_ms, "ms"),
+        "bytes": summary(lengths, "bytes"),
+        "longest names": single(largest(), "bytes"),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "load_report",
+        measure,
+        f"{BUNDLES} bundles; a report may have {SAMPLE_BYTES_MAX} bytes; one core",
+    )

@@ -1,4 +1,4 @@
-"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a
+"""How fast the log is: `make bench BENCH=log [LOG=kafka]` prints one JSON line, in less than a
 minute.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
@@ -15,18 +14,18 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from equipoise.channel.core.log import FIRST_OFFSET, Log
+from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.file_system import MOUNT_TABLE, file_system_type
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report_on_log, summary
+from tests.load.log_places import LogKind
 
 RECORD_BYTES = 220
 TIMEOUT_MS = 10_000
+WARM_UP_APPENDS = 500
 READ_BACKS = 1_500
 READ_BACK_PAUSE_SECONDS = 0.003
 SINGLE_APPENDS, SINGLE_REPEATS = 1_500, 7
 GROUP_ENTRIES, GROUPS, GROUP_REPEATS = 500, 40, 7
-READ_REPEATS = 5
 WRITERS, WRITER_APPENDS = 4, 1_500
 
 spawn = multiprocessing.get_context("spawn")
@@ -92,16 +91,6 @@ def append_in_groups(log: Log) -> int:
     return GROUPS * GROUP_ENTRIES
 
 
-def read_all(log: Log) -> int:
-    """Read the whole log, without folding it; how many records."""
-    read = 0
-    position = FIRST_OFFSET
-    while entries := log.read(position, limit=1_000):
-        read += len(entries)
-        position = entries[-1].offset + 1
-    return read
-
-
 def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) -> None:
     """One of the processes of `contended`: measures each of its appends."""
     log = open_log(url)
@@ -131,10 +120,11 @@ def contended(url: str) -> Latencies:
     return latencies
 
 
-def measure(folder: str) -> dict[str, object]:
+def measure(_folder: Path, url: str, _kind: LogKind) -> dict[str, object]:
     """All measurements, on one log."""
-    url = f"sqlite:{folder}/channel.db"
     log = open_log(url)
+    for _ in range(WARM_UP_APPENDS):  # A JVM that has just started compiles what it runs.
+        log.append([record()], timeout_ms=TIMEOUT_MS)
     results: dict[str, object] = {
         "read_back": summary(read_back(url), "ms"),
         "single_appends": summary(rates(append_singly, log, SINGLE_REPEATS), "records/s"),
@@ -145,26 +135,10 @@ def measure(folder: str) -> dict[str, object]:
     return results
 
 
-def conditions(folder: str) -> str:
-    """What the figures hold for."""
-    file_system = (
-        file_system_type(str(Path(folder).resolve()), mounts=MOUNT_TABLE.read_text())
-        if MOUNT_TABLE.exists()
-        else "unknown"
-    )
-    return (
-        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous=full,"
-        f" records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without"
-        " pause"
-    )
-
-
-def main() -> None:
-    """Measure and print."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = conditions(folder)
-        print_line("log", measure(folder), before)
-
-
 if __name__ == "__main__":
-    main()
+    report_on_log(
+        "log",
+        measure,
+        f"SQLite {sqlite3.sqlite_version} with synchronous=full, or Kafka with acks=all; records of"
+        f" {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without pause",
+    )

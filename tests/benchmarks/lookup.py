@@ -11,7 +11,6 @@ import asyncio
 import ssl
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,7 @@ from aiohttp import web
 
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.system.free_ports import free_row
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report, summary
 from tests.load.cluster import counters, running
 from tests.load.http_load import Load, load
 from tests.tls.authority import Authority
@@ -78,7 +77,7 @@ async def until_answered(port: int, path: str, tls: ssl.SSLContext | None) -> Lo
     raise AssertionError("the server does not start")
 
 
-async def measure(directory: Path, bare_port: int) -> dict[str, object]:
+async def measured(directory: Path, bare_port: int) -> dict[str, object]:
     """Ask all three in turns."""
     plain, encrypted = directory / "plain", directory / "tls"
     authority = Authority(directory)
@@ -116,12 +115,6 @@ async def measure(directory: Path, bare_port: int) -> dict[str, object]:
         "lookup_latency": summary(
             [latency for one in rounds["lookup"] for latency in one.latencies_ms], "ms"
         ),
-        "bare_latency": summary(
-            [latency for one in rounds["bare"] for latency in one.latencies_ms], "ms"
-        ),
-        "tls_latency": summary(
-            [latency for one in rounds["tls"] for latency in one.latencies_ms], "ms"
-        ),
     }
 
 
@@ -146,20 +139,19 @@ def shares(loads: list[Load], of: list[Load], unit: str) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Measure and print, or be the yardstick."""
-    if sys.argv[1:2] == ["--bare"]:
-        uvloop.run(serve_bare(int(sys.argv[2])))
-    before = machine()
+def measure(folder: Path) -> dict[str, object]:
+    """Measure beside the yardstick."""
     port = free_row(1)
-    with tempfile.TemporaryDirectory() as folder, bare_server(port):
-        results = uvloop.run(measure(Path(folder), port))
-    conditions = (
-        f"{before}, {CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same"
-        f" CPUs, {BUNDLES} bundles"
-    )
-    print_line("lookup", results, conditions)
+    with bare_server(port):
+        return uvloop.run(measured(folder, port))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--bare"]:
+        uvloop.run(serve_bare(int(sys.argv[2])))
+    report(
+        "lookup",
+        measure,
+        f"{CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same CPUs,"
+        f" {BUNDLES} bundles",
+    )

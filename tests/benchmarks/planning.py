@@ -2,10 +2,8 @@
 BENCH=planning` prints one JSON line.
 
 The cluster has 1,000 brokers and 100,000 bundles. Each report names the busiest 20 bundles and has
-the costs of all. `round` is the CPU time of a round, from the reports to the decision. `placement`,
-`snapshot`, `plan` and `stale moves` are its parts. `hold` is how much the longest pause exceeds a
-sleep of 1 ms: while a round runs, while 1,000 files with reports are read, and while nothing
-happens.
+the costs of all. `round` is the CPU time of a round, from the reports to the decision. `hold` is
+how much the longest pause exceeds a sleep of 1 ms while a round runs.
 """
 
 from __future__ import annotations
@@ -13,29 +11,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import tempfile
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     RoundSettings,
-    placement_of,
 )
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
-from equipoise.channel.log.open_log import open_log
 from equipoise.shedder.cost_column import pack
 from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report, summary
 from tests.benchmarks.view import view_of
 
 BROKERS, BUNDLES, NAMED = 1_000, 100_000, 20
@@ -116,74 +110,28 @@ async def longest_hold_ms(work: Coroutine[object, object, object]) -> float:
     return longest * 1_000
 
 
-@contextmanager
-def timed(into: list[float]) -> Iterator[None]:
-    """Add the CPU time of this thread in milliseconds."""
-    began = time.thread_time()
-    yield
-    into.append((time.thread_time() - began) * 1_000)
-
-
-def parts(view: View, bus: LoadBus) -> dict[str, list[float]]:
-    """Return the CPU time of each part of a round, in milliseconds, alone in this thread."""
-    found: dict[str, list[float]] = {
-        name: [] for name in ("placement", "snapshot", "plan", "stale moves")
-    }
-    for _ in range(ROUNDS):
-        summaries = bus.latest()
-        with timed(found["placement"]):
-            placement = placement_of(SETTINGS, fresh(summaries, SETTINGS, now_ms=NOW_MS))
-        with timed(found["snapshot"]):
-            cluster = cluster_snapshot_of(view, summaries, SETTINGS, now_ms=NOW_MS)
-        with timed(found["plan"]):
-            moves = plan_round(cluster, SETTINGS, placement).plan.moves
-        with timed(found["stale moves"]):
-            stale_moves(view, moves, SETTINGS.placement, now_ms=NOW_MS)
-    return found
-
-
-async def measured(rounds: Rounds, files: LoadBus) -> dict[str, list[float]]:
+async def measured(rounds: Rounds) -> dict[str, list[float]]:
     """Return the CPU time of each round, and the longest holds of the loop, in milliseconds."""
-    found: dict[str, list[float]] = {
-        "round": [],
-        "hold": [],
-        "hold while reports are read": [],
-        "hold while idle": [],
-    }
+    found: dict[str, list[float]] = {"round": [], "hold": []}
     await rounds.round()
     for _ in range(ROUNDS):
         began = time.process_time()
         found["hold"].append(await longest_hold_ms(rounds.round()))
         found["round"].append((time.process_time() - began) * 1_000)
-        found["hold while reports are read"].append(
-            await longest_hold_ms(asyncio.to_thread(files.latest))
-        )
-        found["hold while idle"].append(await longest_hold_ms(asyncio.sleep(1)))
     return found
 
 
-def main() -> None:
-    """Measure and print."""
+def measure(_: Path) -> dict[str, object]:
+    """Plan rounds of a large cluster."""
     view, bus = view_of(BUNDLES, brokers=BROKERS), LoadBus("memory:planning")
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:{folder}/log"
-        open_log(url).close()
-        files = LoadBus(url)
-        for sample in samples_of(view):
-            bus.publish(sample)
-            files.publish(sample)
-        rounds = Rounds(view, bus)
-        gc.freeze()  # As `equipoise broker` does after its start.
-        figures = asyncio.run(measured(rounds, files)) | parts(view, bus)
-    moves = len(rounds.decisions[-1].plan.moves)
-    conditions = (
-        f"{BROKERS} brokers, {BUNDLES} bundles, {moves} moves; {len(rounds.decisions)} rounds on"
-        f" {machine()}"
-    )
-    print_line(
-        "planning", {name: summary(values, "ms") for name, values in figures.items()}, conditions
-    )
+    for sample in samples_of(view):
+        bus.publish(sample)
+    rounds = Rounds(view, bus)
+    gc.freeze()  # As `equipoise broker` does after its start.
+    figures = asyncio.run(measured(rounds))
+    assert rounds.decisions[-1].plan.moves
+    return {name: summary(values, "ms") for name, values in figures.items()}
 
 
 if __name__ == "__main__":
-    main()
+    report("planning", measure, f"{BROKERS} brokers, {BUNDLES} bundles, {ROUNDS} rounds")

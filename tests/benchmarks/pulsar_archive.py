@@ -1,9 +1,9 @@
 """How fast a million records of a Pulsar channel are read: `make bench BENCH=pulsar_archive` prints
 one JSON line.
 
-The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `append`
-writes it, as `pulsar record` does. `verify` reads, parses, folds and audits all records. `why` is
-the whole command in a process of its own, for the bundle with the longest history.
+The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `verify`
+reads, parses, folds and audits all records. `why` is the whole command in a process of its own, for
+the bundle with the longest history.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.reading import Read
 from equipoise.pulsar_cluster.table import Table
 from equipoise.pulsar_cluster.verify import Audit
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import report, summary
 
 RECORDS, NAMESPACES, BUNDLES, BROKERS = 1_000_000, 20, 1_000, 50
 ROUNDS, SEED, BATCH = 3, 1, 5_000
@@ -71,18 +70,12 @@ def written() -> Iterator[Read]:
             entry += 1
 
 
-def build(path: Path) -> float:
-    """Write the archive, and return the seconds of its writer. Making the records does not
-    count.
-    """
-    records, spent_s = written(), 0.0
+def build(path: Path) -> None:
+    """Write the archive, as `pulsar record` does."""
+    records = written()
     with open_archive(path, create_for=URL) as archive:
         while archive.end + 1 < RECORDS:
-            batch = [next(records) for _ in range(BATCH)]
-            begin_s = time.perf_counter()
-            archive.append(batch)
-            spent_s += time.perf_counter() - begin_s
-    return spent_s
+            archive.append([next(records) for _ in range(BATCH)])
 
 
 def verify(path: Path) -> tuple[float, str]:
@@ -119,26 +112,16 @@ def why(path: Path, bundle: str) -> float:
     return time.perf_counter() - begin_s
 
 
-def main() -> None:
-    """Print the line."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "pulsar.db"
-        append_s = build(path)
-        audits = [verify(path) for _ in range(ROUNDS)]
-        asked = [why(path, audits[0][1]) for _ in range(ROUNDS)]
-        size = path.stat().st_size
-    results = {
-        "append": single(append_s, "s"),
+def measure(folder: Path) -> dict[str, object]:
+    """Write, audit, and ask."""
+    path = folder / "pulsar.db"
+    build(path)
+    audits = [verify(path) for _ in range(ROUNDS)]
+    return {
         "verify": summary([seconds for seconds, _ in audits], "s"),
-        "why": summary(asked, "s"),
-        "size": single(size / 1e6, "MB"),
+        "why": summary([why(path, audits[0][1]) for _ in range(ROUNDS)], "s"),
     }
-    print_line(
-        "pulsar_archive",
-        results,
-        f"{RECORDS} records of {NAMESPACES * BUNDLES} bundles, {machine()}",
-    )
 
 
 if __name__ == "__main__":
-    main()
+    report("pulsar_archive", measure, f"{RECORDS} records of {NAMESPACES * BUNDLES} bundles")

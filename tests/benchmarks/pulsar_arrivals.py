@@ -7,11 +7,9 @@ where they are sent, and send one message.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +20,14 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
-from tests.benchmarks.figures import machine, print_line, single
-from tests.benchmarks.pulsar_load import spread
+from tests.benchmarks.frame import pulsar_brokers, report_on_log, single, spread
 from tests.load import admin_requests
 from tests.load.admin_requests import Move
 from tests.load.cluster import running
-from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.log_places import LogKind
 from tests.unit.pulsar.wire_client import T, WireClient
 
 NAMESPACE: Final = "bench/arrivals"
@@ -107,17 +104,9 @@ async def redirected(http: aiohttp.ClientSession, addresses: Sequence[str]) -> i
     return int(count)
 
 
-async def measured(directory: Path, log_kind: LogKind, log_url: str) -> dict[str, object]:
+async def measure(directory: Path, log_url: str, log_kind: LogKind) -> dict[str, object]:
     """Move the topic's bundle again and again, each time with one client that asks each broker."""
-    settings = ClusterSettings(
-        directory=directory,
-        brokers=BROKERS,
-        log_url=log_url,
-        services=("pulsar",),
-        pulsar_port=0,
-        settings={"balance": "false"},
-    )
-    cluster = LocalCluster(settings)
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS, log_url=log_url))
     random = Random(7)
     found: list[Arrival] = []
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
@@ -165,22 +154,10 @@ def _next(cluster: LocalCluster, table: TableView) -> str:
     return ids[(ids.index(table.view.live[owner].broker) + 1) % len(ids)]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.pulsar_arrivals")
-    add_log_option(parser)
-    log_kind = parser.parse_args(arguments).log
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder, new_log(log_kind, Path(folder)) as log_url:
-        results = asyncio.run(measured(Path(folder), log_kind, log_url))
-    within_ms = ARRIVE_WITHIN_S[log_kind] * 1_000
-    conditions = (
-        f"{before}, the log on {log_kind}, {BROKERS} brokers, one scripted client of each within"
-        f" {within_ms:.0f} ms of the request of each move; from the answer to its lookup to the"
-        " receipt of its first message"
-    )
-    print_line("pulsar_arrivals", results, conditions)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "pulsar_arrivals",
+        measure,
+        f"{BROKERS} brokers, one scripted client of each within 20 ms (on Kafka 60 ms) of the"
+        " request of each move; from the answer to its lookup to the receipt of its first message",
+    )

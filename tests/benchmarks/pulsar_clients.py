@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.figures import machine, print_line
+from tests.benchmarks.frame import machine, print_line
 from tests.benchmarks.pulsar_load import longest_gap, receipts
 from tests.load.log_places import LogKind, new_log
 from tests.load.verdicts import Verdict

@@ -5,14 +5,16 @@ prints one JSON line, in two minutes.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.benchmarks.figures import machine, print_line, single, summary
-from tests.benchmarks.processes import cpu_s, resident_bytes
+from equipoise.brokers.local.local_cluster import LocalCluster
+from tests.benchmarks.frame import (
+    pulsar_brokers,
+    report,
+    resident_bytes,
+    summary,
+)
 from tests.benchmarks.pulsar_wire import CONNECT, PING, PONG
 from tests.load.cluster import running
 
@@ -31,7 +33,6 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
-        self.pings = 0
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -47,7 +48,6 @@ class Client(asyncio.Protocol):
             return
         assert data == PING, data
         assert self._transport is not None
-        self.pings += 1
         self._transport.write(PONG)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -74,52 +74,24 @@ async def connect_all(host: str, port: int) -> list[Client]:
 
 async def measure(directory: Path) -> dict[str, object]:
     """Connect, wait, and look at the broker now and then."""
-    settings = ClusterSettings(directory=directory, brokers=1, services=("pulsar",), pulsar_port=0)
-    cluster = LocalCluster(settings)
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=1))
     async with running(cluster, NAMESPACE, bundles=4):
         host, _, port = cluster.pulsar_url.removeprefix("pulsar://").rpartition(":")
         pid = cluster.pid(0)
         assert pid is not None, "it runs"
-        without_mb, began, used_s = resident_bytes(pid) / 1e6, time.monotonic(), cpu_s(pid)
         clients = await connect_all(host, int(port))
-        connecting_s, connecting_cpu_s = time.monotonic() - began, cpu_s(pid) - used_s
-        sizes, shares = [resident_bytes(pid) / 1e6], list[float]()
+        sizes = [resident_bytes(pid) / 1e6]
         for _ in range(SAMPLES):
-            began, used_s = time.monotonic(), cpu_s(pid)
             await asyncio.sleep(IDLE_S / SAMPLES)
-            shares.append((cpu_s(pid) - used_s) / (time.monotonic() - began) * 100)
             sizes.append(resident_bytes(pid) / 1e6)
         assert not any(client.is_lost for client in clients), "the broker gave connections up"
-        pings = [client.pings for client in clients]
-    return {
-        "rss_without": single(without_mb, "MB"),
-        "rss": summary(sizes, "MB"),
-        "of_each": single((max(sizes) - without_mb) / CONNECTIONS * 1e3, "KB"),
-        "cpu": summary(shares, "% of a core"),
-        "connecting": {
-            "unit": "connections/s",
-            "median": round(CONNECTIONS / connecting_s),
-            "cpu_share": round(connecting_cpu_s / connecting_s, 2),
-        },
-        "pings_answered_by_each": {
-            "unit": "PINGs",
-            "median": sorted(pings)[len(pings) // 2],
-            "least": min(pings),
-        },
-    }
-
-
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    conditions = (
-        f"{before}, one broker, {CONNECTIONS} connections from one process, {IDLE_S:.0f} s without"
-        " a word but PING and PONG"
-    )
-    print_line("pulsar_connections", results, conditions)
+    return {"rss": summary(sizes, "MB")}
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "pulsar_connections",
+        measure,
+        f"one broker, {CONNECTIONS} connections from one process, {IDLE_S:.0f} s without a word but"
+        " PING and PONG",
+    )

@@ -5,7 +5,6 @@ BENCH=pulsar_failover`, in four minutes.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.failover import Observer
-from tests.benchmarks.figures import machine, print_line
-from tests.benchmarks.pulsar_load import Gap, clients, counted, longest_gap, receipts, spread
+from tests.benchmarks.frame import pulsar_brokers, report, spread
+from tests.benchmarks.pulsar_load import Gap, clients, counted, longest_gap, receipts
 from tests.load.cluster import running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 
@@ -105,16 +104,7 @@ async def measured(
     """Set a cluster up, and have its brokers go under load: what went when, when receipts came, and
     what became of all messages.
     """
-    cluster = LocalCluster(
-        ClusterSettings(
-            directory=directory,
-            brokers=BROKERS,
-            services=("pulsar",),
-            pulsar_port=0,
-            declare_dead=declare_dead,
-            settings={"balance": "false"},
-        )
-    )
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS, declare_dead=declare_dead))
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     observer = Observer()
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, _):
@@ -158,19 +148,11 @@ async def measure(folder: Path) -> dict[str, object]:
     return {**results, "graceful_stop_pause": spread(pauses), "messages_of_stops": fate}
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    conditions = (
-        f"{before}, {BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, default"
-        f" lease, {TOPICS} topics at {RATE:.0f} messages/s of Python's client, whose service URL"
-        f" names all brokers; pauses between receipts above the period; {DEATHS} deaths, {STOPS}"
-        " stops"
-    )
-    print_line("pulsar_failover", results, conditions)
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        "pulsar_failover",
+        measure,
+        f"{BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, default lease,"
+        f" {TOPICS} topics at {RATE:.0f} messages/s of Python's client, whose service URL names all"
+        f" brokers; pauses between receipts above the period; {DEATHS} deaths, {STOPS} stops",
+    )

@@ -17,7 +17,6 @@ from typing import Final
 
 import orjson
 
-from tests.benchmarks.figures import Figures, percentile
 from tests.load.verdicts import check_messages
 from tests.pulsar.clients import Client, Consuming, Producing
 from tests.pulsar.programs import Language
@@ -84,13 +83,6 @@ def longest_gap(came_ns: Sequence[int], *, began_ns: int, ended_ns: int) -> Gap:
         for before, after in pairwise(came_ns[first:last])
     ]
     return max(gaps, key=lambda gap: gap.length_ns)
-
-
-def spread(values: Sequence[float]) -> Figures:
-    """Median, 95th percentile and maximum of values in ms."""
-    ordered = sorted(values)
-    figures = {f"p{percent}": round(percentile(ordered, percent), 2) for percent in (50, 95, 99)}
-    return {"unit": "ms", **figures, "max": round(ordered[-1], 2), "repeats": len(ordered)}
 
 
 async def counted(histories: Sequence[Path]) -> dict[str, object]:

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.benchmarks.figures import Figures, machine, print_line, single
+from equipoise.brokers.local.local_cluster import LocalCluster
+from tests.benchmarks.frame import Figures, pulsar_brokers, report, single
 from tests.load.cluster import running
 
 NAMESPACE: Final = "public/default"
@@ -164,33 +163,18 @@ async def of_our_brokers(directory: Path) -> dict[str, object]:
     """Start the brokers for the measurement. The balancer is switched off: it would move the busy
     bundle.
     """
-    settings = ClusterSettings(
-        directory=directory,
-        brokers=BROKERS,
-        services=("pulsar",),
-        pulsar_port=0,
-        settings={"balance": "false"},
-    )
-    cluster = LocalCluster(settings)
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS))
     async with running(cluster, NAMESPACE, bundles=BUNDLES):
         return await asyncio.to_thread(measured, cluster.pulsar_url)
 
 
-def main() -> None:
-    """Measure and print."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", help="Measure the brokers at this service URL.")
-    url = parser.parse_args().url
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measured(url) if url else asyncio.run(of_our_brokers(Path(folder)))
-    what = url or f"{BROKERS} brokers"
-    conditions = (
-        f"{before}, {what}, messages of {MESSAGE_BYTES} bytes, one producer for {FULL_SPEED_S} s,"
-        " one Exclusive consumer"
+    given: str = parser.parse_args().url or ""
+    report(
+        "pulsar_perf",
+        (lambda _: measured(given)) if given else of_our_brokers,
+        f"{given or f'{BROKERS} brokers'}, messages of {MESSAGE_BYTES} bytes, one producer for"
+        f" {FULL_SPEED_S} s, one Exclusive consumer",
     )
-    print_line("pulsar_perf", results, conditions)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,16 +7,14 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
-from tests.benchmarks.figures import machine, print_line, summary
-from tests.benchmarks.processes import cpu_s, pin
+from tests.benchmarks.frame import cpu_s, pulsar_brokers, report, summary
 from tests.benchmarks.pulsar_wire import Wire, consumer, flow, producer, send
 from tests.load.cluster import running
 
@@ -138,16 +136,15 @@ def rounds(
     return done
 
 
+def pin(pid: int, cpu: int) -> None:
+    """Have all threads of a process run on one CPU, and those that they start from now on."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cpu})
+
+
 async def measure(directory: Path) -> dict[str, object]:
     """One message at a time, and in batches."""
-    settings = ClusterSettings(
-        directory=directory,
-        brokers=1,
-        services=("pulsar",),
-        pulsar_port=0,
-        settings={"balance": "false"},
-    )
-    cluster = LocalCluster(settings)
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=1))
     results: dict[str, object] = {}
     async with running(cluster, NAMESPACE, bundles=1):
         host, _, port = cluster.pulsar_url.removeprefix("pulsar://").rpartition(":")
@@ -161,28 +158,14 @@ async def measure(directory: Path) -> dict[str, object]:
             results[f"{name}_rate"] = summary(
                 [one.messages / one.wall_s for one in done], "messages/s"
             )
-            results[f"{name}_rate_of_cpu"] = summary(
-                [one.messages / one.cpu_s for one in done], "messages/s"
-            )
-            results[f"{name}_cpu"] = summary(
-                [one.cpu_s / one.messages * 1e6 for one in done], "us/message"
-            )
     return results
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    conditions = (
-        f"{before}, the broker on one of them and the client on another one, messages of"
-        f" {MESSAGE_BYTES} bytes, batches of {BATCH}, one producer and one Exclusive consumer on a"
-        f" connection each, rounds of {ROUND_S} s; rate_of_cpu: for a second of the broker's CPU"
-        " time"
-    )
-    print_line("pulsar_throughput", results, conditions)
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        "pulsar_throughput",
+        measure,
+        f"the broker on one CPU and the client on another one, messages of {MESSAGE_BYTES} bytes,"
+        f" batches of {BATCH}, one producer and one Exclusive consumer on a connection each, rounds"
+        f" of {ROUND_S} s",
+    )

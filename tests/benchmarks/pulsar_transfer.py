@@ -4,10 +4,7 @@ BENCH=pulsar_transfer [LOG=kafka]`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,17 +16,22 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
-from tests.benchmarks.figures import machine, print_line, summary
-from tests.benchmarks.processes import resident_bytes
-from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread
+from tests.benchmarks.frame import (
+    pulsar_brokers,
+    report_on_log,
+    resident_bytes,
+    spread,
+    summary,
+)
+from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts
 from tests.load import admin_requests
 from tests.load.admin_requests import Move
 from tests.load.cluster import running
-from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.log_places import LogKind, new_log
 from tests.pulsar.clients import Consuming, Producing, Type
 
 NAMESPACE: Final = "bench/pulsar"
@@ -66,7 +68,6 @@ class Window:
     kind: Kind
     topics: tuple[str, ...]
     began_ns: int
-    took_ns: int
 
     @property
     def ended_ns(self) -> int:
@@ -98,7 +99,7 @@ class Bench:
         took_ns = time.monotonic_ns() - began_ns
         await asyncio.sleep(max(WINDOW_S - took_ns / _NS_PER_S, 0.0) + SETTLE_S)
         within = tuple(topic for topic in topics if bundle.low <= topic_hash(topic) < bundle.high)
-        return Window(kind=kind, topics=within, began_ns=began_ns, took_ns=took_ns)
+        return Window(kind=kind, topics=within, began_ns=began_ns)
 
     def _next(self, name: str) -> str:
         bundle = self.table.view.bundles[name]
@@ -122,34 +123,26 @@ class Bench:
 
 
 def pauses(windows: Sequence[Window], came: dict[str, list[int]], rate: float) -> dict[str, object]:
-    """The pauses of producers above their period: of each in each window, and of the one in each
-    window that paused longest.
-    """
+    """The pauses of each producer in each window above its period."""
     period_ns = int(_NS_PER_S / rate)
-    results: dict[str, object] = {}
-    for kind in sorted({window.kind for window in windows}):
-        gaps = [
+    return {
+        kind: spread(
             [
-                longest_gap(came[topic], began_ns=window.began_ns, ended_ns=window.ended_ns)
+                (
+                    longest_gap(
+                        came[topic], began_ns=window.began_ns, ended_ns=window.ended_ns
+                    ).length_ns
+                    - period_ns
+                )
+                / _NS_PER_MS
+                for window in windows
+                if window.kind is kind
                 for topic in window.topics
                 if topic in came
             ]
-            for window in windows
-            if window.kind is kind
-        ]
-        by_window = [
-            [(gap.length_ns - period_ns) / _NS_PER_MS for gap in of_window] for of_window in gaps
-        ]
-        results[f"{kind}_pause_of_each"] = spread(
-            [pause for of_window in by_window for pause in of_window]
         )
-        results[f"{kind}_pause_of_the_slowest"] = spread(
-            [max(of_window) for of_window in by_window]
-        )
-    results["move_request"] = spread(
-        [window.took_ns / _NS_PER_MS for window in windows if window.kind is not Kind.CONTROL]
-    )
-    return results
+        for kind in sorted({window.kind for window in windows})
+    }
 
 
 async def measured(
@@ -159,15 +152,7 @@ async def measured(
     checks all messages.
     """
     # The balancer is switched off: it would move bundles in windows of the control.
-    settings = ClusterSettings(
-        directory=directory,
-        brokers=BROKERS,
-        log_url=log_url,
-        services=("pulsar",),
-        pulsar_port=0,
-        settings={"balance": "false"},
-    )
-    cluster = LocalCluster(settings)
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS, log_url=log_url))
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     hot = f"non-persistent://{NAMESPACE}/hot"
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
@@ -222,7 +207,7 @@ async def measured(
     return {**results, **await counted(histories)}
 
 
-def measure(folder: Path, log_kind: LogKind) -> dict[str, object]:
+def measure(folder: Path, _: str, log_kind: LogKind) -> dict[str, object]:
     """Transfers without a hot topic and with one, and unloads, each on a new log."""
     results: dict[str, object] = {}
     for name, kind, has_hot_topic in (
@@ -239,23 +224,12 @@ def measure(folder: Path, log_kind: LogKind) -> dict[str, object]:
     return results
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.pulsar_transfer")
-    add_log_option(parser)
-    log_kind = parser.parse_args(arguments).log
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), log_kind)
-    conditions = (
-        f"{before}, the log on {log_kind}, {BROKERS} brokers, {BUNDLES} bundles and all clients on"
-        f" the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s of Python's client, half with an"
-        f" Exclusive subscription and half with a Shared one; hot: one more topic at {HOT_RATE:.0f}"
-        " messages/s in the bundle that is moved; pauses between receipts above the period, in"
-        f" windows of {WINDOW_S} s"
-    )
-    print_line("pulsar_transfer", results, conditions)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "pulsar_transfer",
+        measure,
+        f"{BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, {TOPICS} topics at"
+        f" {RATE:.0f} messages/s of Python's client, half with an Exclusive subscription and half"
+        f" with a Shared one; hot: one more topic at {HOT_RATE:.0f} messages/s in the bundle that"
+        f" is moved; pauses between receipts above the period, in windows of {WINDOW_S} s",
+    )

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.frame import report, summary
 from tests.simulation.run import simulate
 from tests.simulation.scenario import SCENARIOS, Operations, Scenario
 
@@ -41,19 +42,18 @@ def rates(brokers: int, seconds: int) -> list[float]:
     return measured
 
 
-def main() -> None:
-    """Measure and print."""
-    results: dict[str, object] = {}
-    for brokers, seconds in SIZES:
-        results[f"brokers_{brokers}"] = summary(
-            rates(brokers, seconds), "simulated broker-seconds/s"
-        )
-    conditions = (
-        f"one core of {machine()}; ordinary faults, all checkers, {BUNDLES_PER_BROKER} bundles per"
-        " broker, one operation a second, 40 calls a second; CPU time"
-    )
-    print_line("simulation", results, conditions)
+def measure(_: Path) -> dict[str, object]:
+    """Simulate clusters of both sizes."""
+    return {
+        f"brokers_{brokers}": summary(rates(brokers, seconds), "simulated broker-seconds/s")
+        for brokers, seconds in SIZES
+    }
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "simulation",
+        measure,
+        f"one core; ordinary faults, all checkers, {BUNDLES_PER_BROKER} bundles per broker, one"
+        " operation a second, 40 calls a second; CPU time",
+    )

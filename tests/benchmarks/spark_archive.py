@@ -4,10 +4,7 @@ minutes.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from equipoise.spark_jobs.archive.tables.parquet import file_offsets
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
-from tests.benchmarks.figures import machine, print_line, single
+from tests.benchmarks.frame import report
 from tests.channels.busy_channel import WrittenChannel
 from tests.kafka.finding import some_kafka
 
@@ -42,43 +39,27 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def measured(url: str, folder: Path, per_trigger: int) -> dict[str, object]:
-    """Archive a channel from nothing to its end."""
-    began = time.time()
-    options = ArchiveOptions(log_url=url, archive=folder, to_end=True, per_trigger=per_trigger)
-    run_archive(options, Screen(result=tell, note=tell))
-    whole_s = time.time() - began
-    files = [
-        (path.stat().st_mtime, file_offsets(path)[2], path.stat().st_size)
-        for path in Archive(folder).files(Table.RECORDS)
-    ]
-    rows, size = sum(rows for _, rows, _ in files), sum(size for _, _, size in files)
-    warm_s = files[-1][0] - files[0][0]
-    warm = sum(rows for _, rows, _ in files[1:]) / warm_s
-    return {
-        "archive": {"unit": "records/s", "median": round(warm), "repeats": len(files) - 1},
-        "whole_run": single(whole_s, "s"),
-        "records": single(rows, "records"),
-        "size": single(size / rows, "bytes/record"),
-    }
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--per-trigger", type=int, default=ARCHIVE_PER_TRIGGER)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, some_kafka(Path(folder) / "kafka") as address:
+def measure(folder: Path) -> dict[str, object]:
+    """Archive a channel from nothing to its end. The first file does not count."""
+    with some_kafka(folder / "kafka") as address:
         url = f"kafka://{address}/{TOPIC}"
-        make_channel(url, given.records)
-        results = measured(url, Path(folder) / "archive", given.per_trigger)
-        conditions = (
-            f"{machine()}, Kafka on this machine, {given.per_trigger} records in a batch, {BUNDLES}"
-            " bundles"
+        make_channel(url, RECORDS)
+        options = ArchiveOptions(
+            log_url=url, archive=folder / "archive", to_end=True, per_trigger=ARCHIVE_PER_TRIGGER
         )
-        print_line("spark_archive", results, conditions)
+        run_archive(options, Screen(result=tell, note=tell))
+    files = [
+        (path.stat().st_mtime, file_offsets(path)[2])
+        for path in Archive(folder / "archive").files(Table.RECORDS)
+    ]
+    warm = sum(rows for _, rows in files[1:]) / (files[-1][0] - files[0][0])
+    return {"archive": {"unit": "records/s", "median": round(warm), "repeats": len(files) - 1}}
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "spark_archive",
+        measure,
+        f"Kafka on this machine, {RECORDS} records, {ARCHIVE_PER_TRIGGER} in a batch, {BUNDLES}"
+        " bundles",
+    )

@@ -11,14 +11,13 @@ three minutes.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
-import tempfile
 import time
 from contextlib import closing, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from equipoise.channel.core.errors import LogNotBegun
@@ -27,7 +26,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.rules.rule import parse_finding
 from equipoise.spark_jobs.streams.options import PER_TRIGGER, AuditOptions, Screen
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import report, single, summary
 from tests.spark.spark_logs import WrittenStream
 
 REPLAYED: Final = 3 * PER_TRIGGER
@@ -58,7 +57,7 @@ def listening(told: list[tuple[float, int]], *, seconds: float) -> Screen:
     return Screen(result=result, note=lambda line: print(line, file=sys.stderr))
 
 
-def replayed(folder: Path, *, records: int) -> float:
+def replayed(folder: Path) -> float:
     """Entries a second between an injected record at the end of the first batch, and one at the end
     of the log.
     """
@@ -67,12 +66,12 @@ def replayed(folder: Path, *, records: int) -> float:
         stream = WrittenStream(log)
         stream.go_on(PER_TRIGGER - stream.view.offset - 1)
         first = stream.forge()
-        stream.go_on(records - stream.view.offset - 1)
+        stream.go_on(REPLAYED - stream.view.offset - 1)
         last = stream.forge()
     told: list[tuple[float, int]] = []
     run_audit(
         AuditOptions(log_url=url, archive=folder / "replayed.archive", to_end=True, as_json=True),
-        listening(told, seconds=float(records)),
+        listening(told, seconds=float(REPLAYED)),
     )
     assert len(told) == 2, f"two were injected, {len(told)} found"
     return (last - first) / (told[1][0] - told[0][0])
@@ -97,7 +96,7 @@ def _has_begun(url: str) -> bool:
     return False
 
 
-def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
+def followed(folder: Path) -> list[tuple[float, int]]:
     """When each finding of a log that grows was told, and when its record was appended, without
     those of the warm-up.
     """
@@ -111,7 +110,7 @@ def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
             time.sleep(0.1)
         run_audit(
             AuditOptions(log_url=url, archive=folder / "live.archive", as_json=True),
-            listening(told, seconds=WARM_UP_SECONDS + seconds),
+            listening(told, seconds=WARM_UP_SECONDS + SECONDS),
         )
     except KeyboardInterrupt:
         pass
@@ -121,37 +120,22 @@ def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
     return [(at_s, at_ms) for at_s, at_ms in told if at_s - told[0][0] > WARM_UP_SECONDS]
 
 
-def main() -> None:
-    """Measure both, and print the line."""
-    parser = argparse.ArgumentParser(description="How fast the streaming audit is.")
-    parser.add_argument("--records", type=int, default=REPLAYED)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        help="how long the log that grows is followed, once it is warm",
-    )
-    asked = parser.parse_args()
-    # Spark may still be writing its state away when a job that was interrupted has ended.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        rate = replayed(Path(folder), records=asked.records)
-        told = followed(Path(folder), seconds=asked.seconds)
+def measure(folder: Path) -> dict[str, object]:
+    """Measure both."""
+    rate, told = replayed(folder), followed(folder)
     latencies = [1_000 * at_s - at_ms for at_s, at_ms in told]
     half = len(latencies) // 2
-    appended = FORGED_EVERY * (len(told) - 1) * 1_000 / (told[-1][1] - told[0][1])
-    early, late = summary(latencies[:half], "ms"), summary(latencies[half:], "ms")
-    results = {
+    early, late = median(latencies[:half]), median(latencies[half:])
+    return {
         "replay": single(rate, "entries/s"),
         "live": summary(latencies, "ms"),
-        "live_appended": single(appended, "records/s"),
-        "kept_up": float(late["median"]) < 2 * float(early["median"]),
+        "kept_up": late < 2 * early,
     }
-    print_line(
-        "spark_audit",
-        results,
-        f"{asked.records:,} entries replayed; live with the writer beside it; {machine()}",
-    )
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "spark_audit",
+        measure,
+        f"{REPLAYED:,} entries replayed; live with the writer beside it",
+    )

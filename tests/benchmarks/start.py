@@ -5,8 +5,6 @@ in about a minute.
 from __future__ import annotations
 
 import asyncio
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -15,8 +13,7 @@ import aiohttp
 
 from equipoise.brokers.local.local_cluster import ClusterEvent, EventKind, LocalCluster
 from equipoise.channel.log.table_view import TableView
-from tests.benchmarks.figures import machine, print_line, single, summary
-from tests.benchmarks.processes import resident_bytes
+from tests.benchmarks.frame import report, resident_bytes, summary
 from tests.load.cluster import counters, running, settle
 
 NAMESPACE: Final = "bench/start"
@@ -83,13 +80,10 @@ async def measure(directory: Path) -> dict[str, object]:
             )
             await calm_down(cluster, table)
             sizes.append(size_mib(cluster))
-        records = table.view.offset
-    print(f"start: {records} records at the end", file=sys.stderr)
     return {
         "ready_after_graceful_stop": summary(graceful, "ms"),
         "ready_after_kill": summary(killed, "ms"),
         "rss": summary(sizes, "MiB"),
-        "records_at_end": single(records, "records"),
     }
 
 
@@ -101,17 +95,9 @@ async def calm_down(cluster: LocalCluster, table: TableView) -> None:
     await asyncio.sleep(1.0)
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    print_line(
-        "start",
-        results,
-        f"{before}, one broker of {BUNDLES} bundles, imports of Python included, files warm",
-    )
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        "start",
+        measure,
+        f"one broker of {BUNDLES} bundles, imports of Python included, files warm",
+    )

@@ -11,7 +11,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +24,7 @@ from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.free_ports import free_ports
 from equipoise.examples.files import Files
-from tests.benchmarks.figures import machine, print_line, summary
-from tests.benchmarks.processes import resident_bytes
+from tests.benchmarks.frame import report, resident_bytes, summary
 
 NAMESPACE: Final = "bench/state"
 BUNDLE: Final = bundle_name(NAMESPACE, 0, HASH_MAX)
@@ -186,20 +184,12 @@ async def _is_ready(http: aiohttp.ClientSession, process: Process) -> bool:
         return False
 
 
-def main() -> None:
-    """Measure and print."""
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
-    conditions = (
-        f"{before}, two brokers on the same CPUs, files in the cache of the system, the log on"
-        " SQLite, a deadline of 10 s (open_ms)"
-    )
-    print_line("state_stream", results, conditions)
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         asyncio.run(broker(*sys.argv[1:]))
-    else:
-        main()
+    report(
+        "state_stream",
+        measure,
+        "two brokers on the same CPUs, files in the cache of the system, the log on SQLite, a"
+        " deadline of 10 s (open_ms)",
+    )

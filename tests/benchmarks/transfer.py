@@ -2,19 +2,15 @@
 
 `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
 
-python -m tests.benchmarks.transfer --tls      (the same with TLS on all ports)
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
 import sys
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,19 +19,17 @@ import orjson
 
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.local_cluster import LocalCluster
-from equipoise.brokers.security.tls import CA_VARIABLE, client_context_of_environment
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
-from tests.benchmarks.figures import machine, percentile, print_line, single, summary
+from tests.benchmarks.frame import report_on_log, summary
 from tests.load import admin_requests
 from tests.load.admin_requests import Move
 from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running, settle
-from tests.load.log_places import add_log_option, new_log
+from tests.load.log_places import LogKind
 from tests.load.verdicts import check_calls
-from tests.tls.authority import Authority
 
 NAMESPACE: Final = "bench/transfer"
 BROKERS, BUNDLES = 2, 8
@@ -137,12 +131,12 @@ def pauses_ms(windows: Iterable[Window], calls: Sequence[tuple[int, int]]) -> li
     return longest
 
 
-async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, object]:
+async def measure(directory: Path, log_url: str, _: LogKind) -> dict[str, object]:
     """Set everything up, measure, and run the checker."""
     # The balancer is switched off: it would move bundles in windows of the control.
-    tls = with_tls(directory) if is_tls else {}
-    settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True)
-    cluster = LocalCluster(replace(settings, settings={"balance": "false", **tls}))
+    cluster = LocalCluster(
+        counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, balance="false")
+    )
     history = directory / "history.jsonl"
     cold = [
         Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND)
@@ -151,7 +145,7 @@ async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, o
     hot = Stream(key=f"{NAMESPACE}/hot", calls_per_second=HOT_CALLS_PER_SECOND, callers=HOT_CALLERS)
     plan = Plan(brokers=cluster.addresses, streams=(hot, *cold), history=history)
     async with (
-        running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http),
+        running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http),
         CallerProcess(plan) as callers,
     ):
         await asyncio.sleep(WARM_UP_S)
@@ -163,59 +157,21 @@ async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, o
     return figures(windows, hot_calls(history))
 
 
-def with_tls(directory: Path) -> dict[str, str]:
-    """Return settings of brokers with TLS. Let this process and its callers trust the CA."""
-    authority = Authority(directory)
-    os.environ[CA_VARIABLE] = str(authority.ca)
-    return authority.process_settings("broker")
-
-
-def session() -> aiohttp.ClientSession:
-    """Return a session that trusts the same CA."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=client_context_of_environment())
-    )
-
-
 def figures(windows: Sequence[Window], calls: Sequence[tuple[int, int]]) -> dict[str, object]:
-    """The pauses of the hot key's callers, by what was done, and how far above the control."""
-    span_s = (windows[-1].ended_ns - windows[0].began_ns) / 1e9
-    within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in calls)
-    pauses = {
-        kind: sorted(pauses_ms((each for each in windows if each.kind == kind), calls))
+    """The pauses of the hot key's callers, by what was done."""
+    return {
+        f"{kind}_pause": summary(
+            pauses_ms((each for each in windows if each.kind == kind), calls), "ms"
+        )
         for kind in ("control", "transfer", "split", "merge")
     }
-    above = {
-        f"p{percent}": round(
-            percentile(pauses["transfer"], percent) - percentile(pauses["control"], percent), 3
-        )
-        for percent in (50, 95, 99)
-    }
-    return {
-        "hot_calls": single(within / span_s, "calls/s"),
-        **{f"{kind}_pause": summary(of_kind, "ms") for kind, of_kind in pauses.items()},
-        "transfer_above_control": {"unit": "ms", **above},
-    }
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.transfer")
-    add_log_option(parser)
-    parser.add_argument("--tls", action="store_true", help="use TLS on all ports")
-    options = parser.parse_args(arguments)
-    kind = options.log
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
-        results = asyncio.run(measure(Path(folder), log_url, is_tls=options.tls))
-    conditions = (
-        f"{before}, {'TLS, ' if options.tls else ''}the log on {kind}, {BROKERS} brokers and their"
-        f" callers on the same CPUs, {HOT_CALLS_PER_SECOND:.0f} calls/s on one key and"
-        f" {COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite,"
-        f" windows of {WINDOW_S} s"
-    )
-    print_line("transfer", results, conditions)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "transfer",
+        measure,
+        f"{BROKERS} brokers and their callers on the same CPUs, {HOT_CALLS_PER_SECOND:.0f} calls/s"
+        f" on one key and {COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a"
+        f" write to SQLite, windows of {WINDOW_S} s",
+    )

@@ -4,11 +4,8 @@ one JSON line, in a minute.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
-import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from multiprocessing.context import SpawnProcess
@@ -23,9 +20,9 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
-from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.frame import report_on_log, single, summary
 from tests.benchmarks.idle import Idle
-from tests.load.log_places import add_log_option, new_log
+from tests.load.log_places import LogKind
 
 BROKERS: Final = 3
 PROPOSALS_PER_SECOND: Final = 500
@@ -92,7 +89,7 @@ def run_broker(
     results.put(asyncio.run(propose_on(log_url, folder, number, ready)))
 
 
-def measure(log_url: str, folder: Path) -> dict[str, object]:
+def measure(folder: Path, log_url: str, _: LogKind) -> dict[str, object]:
     """All brokers at once; and the channel must be in order afterwards."""
     ready, results = _spawn.Barrier(BROKERS), _spawn.Queue()
     brokers: list[SpawnProcess] = [
@@ -112,21 +109,10 @@ def measure(log_url: str, folder: Path) -> dict[str, object]:
     return {"verdict": summary(latencies, "ms"), "records": single(findings.records, "records")}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.verdict")
-    add_log_option(parser)
-    kind = parser.parse_args(arguments).log
-    before = machine()
-    with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
-        results = measure(log_url, Path(folder))
-    conditions = (
-        f"{before}, {kind}, {BROKERS} brokers in processes of their own on the same CPUs,"
-        f" {PROPOSALS_PER_SECOND} proposals/s in all for {MEASURED_S:.0f} s, each from when it was"
-        " due to its verdict"
-    )
-    print_line("verdict", results, conditions)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report_on_log(
+        "verdict",
+        measure,
+        f"{BROKERS} brokers in processes of their own on the same CPUs, {PROPOSALS_PER_SECOND}"
+        f" proposals/s in all for {MEASURED_S:.0f} s, each from when it was due to its verdict",
+    )

@@ -6,15 +6,13 @@ import multiprocessing
 import random
 import resource
 import time
+from pathlib import Path
 
-from equipoise.channel.core import propose
-from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.propose import Author
-from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
-from equipoise.channel.core.records import AnyRecord
-from equipoise.channel.core.view import View, apply
-from tests.benchmarks.figures import machine, print_line, single, summary
-from tests.channels.folding import joined
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.view import View
+from tests.benchmarks.frame import report, single, summary
+from tests.channels.busy_channel import BusyChannel
 
 SIZES = (100, 10_000, 100_000)
 BUNDLES_PER_NAMESPACE = 10_000
@@ -25,49 +23,20 @@ MEGABYTE = 1e6
 _spawn = multiprocessing.get_context("spawn")
 
 
-class Writer:
-    """Folds records into a view and keeps none of them."""
+class Forgetful(BusyChannel):
+    """A channel that keeps none of its records."""
 
-    def __init__(self) -> None:
-        self.view = View()
-
-    def put(self, record: AnyRecord) -> None:
-        """Fold a record that must be accepted."""
-        # Over bytes, because what a record shares with its writer is no memory of the view.
-        verdict = apply(self.view, self.view.offset + 1, decode(encode(record)))
-        assert verdict.accepted, verdict
-
-    def admin(self) -> Author:
-        """An admin who has read everything."""
-        return Author(publisher="admin:bench", as_of=self.view.offset)
+    def put_bytes(self, data: bytes, *, offset: int | None = None) -> Verdict:
+        """Fold a record over bytes: what it shares with its writer is no memory of the view."""
+        verdict = super().put_bytes(data, offset=offset)
+        self.entries.clear()
+        return verdict
 
 
 def view_of(bundles: int, *, brokers: int = BROKERS) -> View:
     """A view of so many bundles in as many namespaces as it takes, owned in turn by all brokers."""
-    writer = Writer()
-    view = writer.view
-    view.offset = 0
-    writer.put(propose.genesis(Author(publisher="admin:bench"), cluster="bench"))
-    for number in range(brokers):
-        writer.put(joined(f"broker-{number}:8080", view, instance_id=f"{number:032x}"))
-    incarnations = list(view.live)
-    for first in range(0, bundles, BUNDLES_PER_NAMESPACE):
-        boundaries = even_boundaries(min(BUNDLES_PER_NAMESPACE, bundles - first))
-        writer.put(
-            propose.create_namespace(
-                writer.admin(), view, name=namespace_of(first), boundaries=boundaries
-            )
-        )
-    sequences = dict.fromkeys(incarnations, 0)
-    for place, name in enumerate(list(view.bundles)):
-        owner = incarnations[place % brokers]
-        writer.put(propose.assign(writer.admin(), view.bundles[name], owner=owner))
-        sequences[owner] += 1
-        author = Author(
-            publisher=view.live[owner].broker, incarnation=owner, sequence=sequences[owner]
-        )
-        writer.put(propose.opened(author, view.bundles[name]))
-    return view
+    namespaces = max(1, bundles // BUNDLES_PER_NAMESPACE)
+    return Forgetful(brokers=brokers, bundles=bundles, namespaces=namespaces).view
 
 
 def namespace_of(bundle: int) -> str:
@@ -107,19 +76,19 @@ def lookup(bundles: int) -> list[float]:
     return nanoseconds
 
 
-def main() -> None:
-    """Measure and print."""
-    results: dict[str, object] = {}
+def measure(_: Path) -> dict[str, object]:
+    """Measure each size in a process of its own."""
     with _spawn.Pool(1, maxtasksperchild=1) as pool:
-        results["memory"] = single(pool.apply(memory, (SIZES[-1],)), f"MB of {SIZES[-1]} bundles")
-        for size in SIZES:
-            results[f"lookup_{size}"] = summary(pool.apply(lookup, (size,)), "ns")
-    conditions = (
-        f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at"
-        f" random; one core of {machine()}"
-    )
-    print_line("view", results, conditions)
+        return {
+            "memory": single(pool.apply(memory, (SIZES[-1],)), f"MB of {SIZES[-1]} bundles"),
+            **{f"lookup_{size}": summary(pool.apply(lookup, (size,)), "ns") for size in SIZES},
+        }
 
 
 if __name__ == "__main__":
-    main()
+    report(
+        "view",
+        measure,
+        f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at"
+        " random; one core",
+    )
