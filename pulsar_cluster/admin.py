@@ -6,19 +6,21 @@ a dynamic setting. All others only read.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from http import HTTPStatus
+from http.client import HTTPException
 from itertools import pairwise
 from typing import Final
-from urllib.parse import quote
-
-import httpx
+from urllib.parse import parse_qs, quote, urlencode, urljoin, urlsplit
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
+from equipoise.pulsar_cluster.http_exchange import Exchange, NotSent, Reply, Request, exchange_by
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
@@ -29,7 +31,6 @@ _SUPER_USER: Final = "the role of a super-user"
 _TENANT_ADMIN: Final = "the role of a super-user, or of an administrator of its tenant"
 _LATENCY: Final = "pulsar_broker_publish_latency"
 _BROKER_CONNECT_S: Final = 5.0
-_PORT_MAX: Final = 65_535
 _METRICS_S: Final = 2.0
 _WITHOUT_FIGURES_MAX: Final = 3
 _FIGURES: Final = (
@@ -41,14 +42,9 @@ _FIGURES: Final = (
 )
 _SLASHES: Final = 2
 """How many a bundle's name has."""
+_REDIRECTS: Final = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
 _find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
-_NOT_SENT: Final = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.UnsupportedProtocol,
-)
 
 
 class RequestFailed(PeerError):
@@ -79,9 +75,9 @@ class PulsarAdmin:
         *,
         credentials: Credentials = NOBODY,
         timeout_s: float = 30.0,
-        transport: httpx.BaseTransport | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        """`urls` are those of brokers or of a proxy: the first that answers is used. `transport`
+        """`urls` are those of brokers or of a proxy: the first that answers is used. `exchange`
         replaces the network in tests.
 
         Raises `CallerError` for another URL, and `OperatorError` for a PEM file that cannot be
@@ -102,19 +98,7 @@ class PulsarAdmin:
         are not known."""
         self._credentials = credentials
         self._cluster: str | None = None
-        self._http = httpx.Client(
-            # Brokers write the name of the program into their logs of requests.
-            headers={"User-Agent": "equipoise"},
-            verify=credentials.tls(),
-            transport=transport,
-            # A redirect keeps the token, which the library would drop, and changes nothing but the
-            # broker.
-            follow_redirects=False,
-        )
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._http.close()
+        self._exchange = exchange_by(credentials.tls()) if exchange is None else exchange
 
     # --- reading ---
 
@@ -284,15 +268,18 @@ class PulsarAdmin:
         path = f"/brokers/{quote(self._cluster, safe='')}/{broker}/ownedNamespaces"
         what = f"list the bundles of {broker}"
         try:
-            answer = self._answer("GET", path, {}, what, timeout_s=_BROKER_CONNECT_S)
-        except RequestFailed:
+            owned = self._get(path, what=what, right=_SUPER_USER, limit_s=_BROKER_CONNECT_S)
+        except RequestFailed as error:
+            if error.status is not None:
+                raise
             # Redirects lead to the port without TLS.
-            answer = self._answer("GET", path, {}, what, at=broker, timeout_s=_BROKER_CONNECT_S)
-        _check(answer, what, _SUPER_USER)
+            owned = self._get(
+                path, what=what, right=_SUPER_USER, at=broker, limit_s=_BROKER_CONNECT_S
+            )
         # The others are namespaces of the broker itself, which checks its own health there.
         return frozenset(
             bundle
-            for bundle in _mapping(_decoded(answer, what))
+            for bundle in _mapping(owned)
             if ":" not in bundle and bundle.count("/") == _SLASHES
         )
 
@@ -316,9 +303,16 @@ class PulsarAdmin:
         """
         what = f"read the metrics of {broker}"
         # The path lies outside of the admin API, and brokers redirect it to the one with a slash.
-        answer = self._answer("GET", "/metrics/", {}, what, at=broker, api="", timeout_s=_METRICS_S)
-        _check(answer, what, "access to the metrics")
-        found = _find_latency(answer.text)
+        text = self._ask(
+            "GET",
+            "/metrics/",
+            what=what,
+            right="access to the metrics",
+            at=broker,
+            api="",
+            limit_s=_METRICS_S,
+        )
+        found = _find_latency(text)
         return None if found is None or not math.isfinite(float(found[1])) else float(found[1])
 
     def _group_of(self, namespace: str) -> str | None:
@@ -339,30 +333,26 @@ class PulsarAdmin:
         moved.
         """
         parse_bundle(bundle)
-        self._send(
+        self._ask(
             "PUT",
             f"/namespaces/{_path(bundle)}/unload",
             {"destinationBroker": destination},
-            f"move {bundle}",
-            _TENANT_ADMIN,
+            what=f"move {bundle}",
+            right=_TENANT_ADMIN,
         )
 
     def set_dynamic(self, setting: str, value: str) -> None:
         """Change a dynamic setting in the whole cluster."""
         path = f"/brokers/configuration/{quote(setting, safe='')}/{quote(value, safe='')}"
-        self._send("POST", path, {}, f"set {setting} to {value}", _SUPER_USER)
+        self._ask("POST", path, what=f"set {setting} to {value}", right=_SUPER_USER)
 
     def delete_dynamic(self, setting: str) -> None:
         """Remove a dynamic setting. Brokers then have the value of their own configuration, some
         versions after they start again.
         """
-        self._send(
-            "DELETE",
-            f"/brokers/configuration/{quote(setting, safe='')}",
-            {},
-            f"remove the dynamic setting {setting}",
-            _SUPER_USER,
-        )
+        path = f"/brokers/configuration/{quote(setting, safe='')}"
+        what = f"remove the dynamic setting {setting}"
+        self._ask("DELETE", path, what=what, right=_SUPER_USER)
 
     # --- HTTP ---
 
@@ -375,65 +365,78 @@ class PulsarAdmin:
         right: str,
         absent: bool = False,
         at: str | None = None,
+        limit_s: float = math.inf,
     ) -> object:
         """Return the decoded answer; None if it is empty, or with `absent` if there is nothing at
         the path.
         """
-        answer = self._answer("GET", path, params or {}, what, at=at)
-        if absent and answer.status_code == httpx.codes.NOT_FOUND:
-            return None
-        _check(answer, what, right)
-        return _decoded(answer, what)
+        text = self._ask(
+            "GET", path, params, what=what, right=right, absent=absent, at=at, limit_s=limit_s
+        )
+        try:
+            return json.loads(text) if text else None
+        except ValueError as error:
+            where = at or urlsplit(self._urls[0]).netloc
+            raise RequestFailed(
+                what=what, problem=f"{where} answered with no JSON; is it a Pulsar admin API?"
+            ) from error
 
-    def _send(
-        self, method: str, path: str, params: Mapping[str, str], what: str, right: str
-    ) -> None:
-        _check(self._answer(method, path, params, what), what, right)
-
-    def _answer(
+    def _ask(
         self,
         method: str,
         path: str,
-        params: Mapping[str, str],
-        what: str,
+        params: Mapping[str, str] | None = None,
         *,
+        what: str,
+        right: str,
+        absent: bool = False,
         at: str | None = None,
         api: str = _API,
-        timeout_s: float | None = None,
-    ) -> httpx.Response:
+        limit_s: float = math.inf,
+    ) -> str:
         """Return the answer of the broker `at`, or of the first URL that can be reached. No request
         that may have arrived is sent again.
         """
         problem = "no URL of an admin API was given"
-        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        timeout = httpx.Timeout(
-            limit_s, connect=limit_s if at is None else min(_BROKER_CONNECT_S, limit_s)
+        timeout_s = min(limit_s, self._timeout_s)
+        request = Request(
+            method,
+            f"{api}{path}",
+            # Brokers write the name of the program into their logs of requests.
+            {"User-Agent": "equipoise", **self._credentials.header()},
+            timeout_s if at is None else min(_BROKER_CONNECT_S, timeout_s),
+            timeout_s,
         )
         for url in self._urls if at is None else self._urls_of(at):
             try:
-                return self._followed(method, url, api + path, params, what, timeout=timeout)
-            except httpx.InvalidURL as error:
-                raise RequestFailed(
-                    what=what, problem=f"{url}, or where it redirects to, is no URL: {error}"
-                ) from error
-            except _NOT_SENT as error:
+                base, reply = self._followed(url, request, params or {}, what)
+            except NotSent as error:
                 problem = f"{url} cannot be reached: {error}"
-            except httpx.TransportError as error:
+            except (OSError, HTTPException) as error:
                 kind = (
                     "did not answer in time"
-                    if isinstance(error, httpx.TimeoutException)
+                    if isinstance(error, TimeoutError)
                     else f"broke the connection: {error}"
                 )
                 raise RequestFailed(
                     what=what, problem=f"{url} {kind}", in_doubt=method != "GET"
                 ) from error
+            except ValueError as error:
+                raise RequestFailed(
+                    what=what, problem=f"{url}, or where it redirects to, is no URL: {error}"
+                ) from error
+            else:
+                if absent and reply.status == HTTPStatus.NOT_FOUND:
+                    return ""
+                _check(reply, method, base, what, right)
+                return reply.text
         raise RequestFailed(what=what, problem=f"{problem}; check --admin, or try again later")
 
     def _urls_of(self, broker: str) -> Sequence[str]:
         """Return where a broker may be reached. Its id has the port without TLS if it has both; all
         brokers then have one port with TLS.
         """
-        url = httpx.URL(self._urls[0])
+        url = urlsplit(self._urls[0])
         of_id = f"{url.scheme}://{broker}"
         return (
             [of_id]
@@ -442,55 +445,45 @@ class PulsarAdmin:
         )
 
     def _followed(
-        self,
-        method: str,
-        url: str,
-        path: str,
-        params: Mapping[str, str],
-        what: str,
-        *,
-        timeout: httpx.Timeout,
-    ) -> httpx.Response:
-        """Return the answer of the broker that a redirect names at last: the owner of the bundle,
+        self, url: str, request: Request, params: Mapping[str, str], what: str
+    ) -> tuple[str, Reply]:
+        """Return the broker that a redirect names at last, and its reply: the owner of the bundle,
         for most requests.
 
         Only the broker and the parameter `authoritative` are taken from a redirect. So it cannot
-        turn one request into another.
+        turn one request into another. The broker gets the token, too.
         """
         base, query = url, dict(params)
         for _ in range(_REDIRECTS_MAX):
+            sent = f"{base}{request.url}" + (f"?{urlencode(query)}" if query else "")
             try:
-                answer = self._http.request(
-                    method,
-                    f"{base}{path}",
-                    params=query,
-                    headers=self._credentials.header(),
-                    timeout=timeout,
-                )
-            except _NOT_SENT as error:
+                reply = self._exchange(request._replace(url=sent))
+            except NotSent as error:
                 if base == url:
                     raise
                 raise RequestFailed(
                     what=what,
                     problem=f"{base}, to which {url} redirects, cannot be reached: {error}",
                 ) from error
-            if answer.status_code not in {
-                httpx.codes.TEMPORARY_REDIRECT,
-                httpx.codes.PERMANENT_REDIRECT,
-            }:
-                return answer
-            target = answer.url.join(answer.headers.get("Location", ""))
-            if answer.url.scheme == "https" and target.scheme != "https":
+            if reply.status not in _REDIRECTS:
+                return base, reply
+            target = urlsplit(urljoin(sent, reply.location))
+            if base.startswith("https:") and target.scheme != "https":
                 raise RequestFailed(
                     what=what,
                     problem=(
-                        f"{base} redirects to {target.host} without TLS; the token would be sent in"
-                        " the clear"
+                        f"{base} redirects to {target.hostname} without TLS; the token would be"
+                        " sent in the clear"
                     ),
                 )
-            base = f"{target.scheme}://{target.netloc.decode('ascii')}"
-            if "authoritative" in target.params:
-                query["authoritative"] = target.params["authoritative"]
+            base = f"{target.scheme}://{target.netloc}"
+            if not _is_url(base):
+                raise ValueError(base)
+            query |= {
+                name: values[0]
+                for name, values in parse_qs(target.query).items()
+                if name == "authoritative"
+            }
         raise RequestFailed(
             what=what,
             problem=(
@@ -502,59 +495,42 @@ class PulsarAdmin:
 
 def _is_url(text: str) -> bool:
     try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
+        url = urlsplit(text)
+        return url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
         return False
-    return url.scheme in {"http", "https"} and bool(url.host) and (url.port or 0) <= _PORT_MAX
 
 
-def _check(answer: httpx.Response, what: str, right: str) -> None:
-    """Raise the error of an answer that is none of success."""
-    status = answer.status_code
-    if answer.is_success:
+def _check(reply: Reply, method: str, base: str, what: str, right: str) -> None:
+    """Raise the error of a reply that is none of success."""
+    if reply.status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    reason = _reason(answer)
-    if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+    reason = _reason(reply)
+    if reply.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         raise OperatorError(
             f"the cluster does not let this client {what}: {reason}; give it credentials"
             f" (--token-file, --client-conf) with {right}"
         )
-    # A broker that fails may have begun.
-    in_doubt = status >= httpx.codes.INTERNAL_SERVER_ERROR and answer.request.method != "GET"
     raise RequestFailed(
         what=what,
-        problem=f"{answer.url.host}:{answer.url.port} answered {status}: {reason}",
-        status=status,
-        in_doubt=in_doubt,
+        problem=f"{urlsplit(base).netloc} answered {reply.status}: {reason}",
+        status=reply.status,
+        # A broker that fails may have begun.
+        in_doubt=reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR and method != "GET",
     )
 
 
-def _decoded(answer: httpx.Response, what: str) -> object:
-    """Return what an answer holds; None if it is empty."""
-    if not answer.content:
-        return None
+def _reason(reply: Reply) -> str:
+    """Return the message in a reply on one line, without the stack trace that Pulsar adds."""
     try:
-        return answer.json()
-    except ValueError as error:
-        raise RequestFailed(
-            what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?"
-        ) from error
-
-
-def _reason(answer: httpx.Response) -> str:
-    """Return the message in an answer on one line, without the stack trace that Pulsar adds."""
-    try:
-        document = answer.json()
-        text = (
-            str(document["reason"])
-            if isinstance(document, Mapping) and document.get("reason")
-            else answer.reason_phrase
-        )
+        document = json.loads(reply.text)
     except ValueError:
-        text = answer.text or answer.reason_phrase
+        text = reply.text
+    else:
+        text = str(_mapping(document).get("reason") or "")
     message = _find_message(text)
     lines = (message[1] if message is not None else text).strip().splitlines()
-    return lines[0][:_REASON_CHARACTERS_MAX] if lines else answer.reason_phrase
+    return lines[0][:_REASON_CHARACTERS_MAX] if lines else reply.reason
 
 
 def _path(name: str) -> str:

@@ -13,15 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlencode, urlsplit
 
 from equipoise.brokers.balancing.settings.properties import parse_properties
-from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
-
-if TYPE_CHECKING:
-    import httpx
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.pulsar_cluster.http_exchange import Exchange, Request, exchange_by
 
 _TOKEN_LEFT_S: Final = 30.0
 """An access token with less time left is renewed before it is used."""
@@ -244,10 +244,8 @@ class OAuth2Token:
     with `client_id` and `client_secret`), and `audience` and `scope` if they are needed.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, str], *, transport: httpx.BaseTransport | None = None
-    ) -> None:
-        """`transport` replaces the network in tests. Raises `ValueError` for parameters that are
+    def __init__(self, parameters: Mapping[str, str], *, exchange: Exchange | None = None) -> None:
+        """`exchange` replaces the network in tests. Raises `ValueError` for parameters that are
         missing.
         """
         kind = parameters.get("type", "client_credentials")
@@ -255,11 +253,11 @@ class OAuth2Token:
             raise ValueError(f"its type is {kind}, and only client_credentials is known")
         self._issuer = parameters["issuerUrl"].rstrip("/")
         self._key = parameters["privateKey"]
-        self._asked = {
+        self._wanted = {
             name: parameters[name] for name in ("audience", "scope") if parameters.get(name)
         }
         self._trusted = parameters.get("trustCertsFilePath")
-        self._transport = transport
+        self._exchange = exchange
         self._lock = threading.Lock()
         self._token, self._until_s = "", 0.0
 
@@ -274,30 +272,15 @@ class OAuth2Token:
             return self._token
 
     def _new(self) -> tuple[str, float]:
+        exchange = self._exchange or exchange_by(Credentials(ca_file=self._trusted).tls())
         try:
-            import httpx
-        except ImportError as error:
-            raise missing_extra(
-                what="asking for an access token", extra="pulsar-cluster"
-            ) from error
-        trusted = Credentials(ca_file=self._trusted).tls()
-        try:
-            with httpx.Client(timeout=_ISSUER_S, transport=self._transport, verify=trusted) as http:
-                known = (
-                    http.get(f"{self._issuer}/.well-known/openid-configuration")
-                    .raise_for_status()
-                    .json()
-                )
-                form = {"grant_type": "client_credentials", **self._private_key(), **self._asked}
-                answer = http.post(known["token_endpoint"], data=form).raise_for_status().json()
-                return str(answer["access_token"]), float(answer.get("expires_in", _TOKEN_S))
-        except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            raise OperatorError(
-                f"{error.request.url} answered {status}: no access token; check authParams of"
-                " --client-conf"
-            ) from error
-        except httpx.HTTPError as error:
+            known = self._asked_of(
+                exchange, "GET", f"{self._issuer}/.well-known/openid-configuration"
+            )
+            form = {"grant_type": "client_credentials", **self._private_key(), **self._wanted}
+            answer = self._asked_of(exchange, "POST", known["token_endpoint"], urlencode(form))
+            return str(answer["access_token"]), float(answer.get("expires_in", _TOKEN_S))
+        except (OSError, HTTPException) as error:
             raise PeerError(
                 f"the issuer of tokens {self._issuer} did not answer: {error}; try again later"
             ) from error
@@ -305,6 +288,16 @@ class OAuth2Token:
             raise OperatorError(
                 f"{self._issuer} gave no access token: {error!r}; check authParams of --client-conf"
             ) from error
+
+    @staticmethod
+    def _asked_of(exchange: Exchange, method: str, url: str, form: str | None = None) -> Any:  # noqa: ANN401 - JSON
+        headers = {} if form is None else {"Content-Type": "application/x-www-form-urlencoded"}
+        reply = exchange(Request(method, url, headers, _ISSUER_S, _ISSUER_S, form))
+        if reply.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise OperatorError(
+                f"{url} answered {reply.status}: no access token; check authParams of --client-conf"
+            )
+        return json.loads(reply.text)
 
     def _private_key(self) -> Mapping[str, str]:
         try:

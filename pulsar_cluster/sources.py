@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from equipoise.channel.core.errors import OperatorError, PeerError, missing_extra
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.archive import Archive, Members, Report, open_archive
 from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
 from equipoise.pulsar_cluster.reading import (
@@ -34,8 +35,6 @@ from equipoise.pulsar_cluster.verify import Known
 
 if TYPE_CHECKING:
     import pulsar
-
-    from equipoise.pulsar_cluster.admin import PulsarAdmin
 
 _BATCH: Final = 5_000
 """Messages in a transaction: 0.1 s of reading."""
@@ -83,31 +82,19 @@ class History(Protocol):
         ...
 
 
-@contextmanager
-def opened_admin(address: Address) -> Iterator[PulsarAdmin | None]:
-    """Open the admin API of a cluster that keeps its states in the topic, or yield None without a
-    URL of it.
+def admin_of(address: Address) -> PulsarAdmin | None:
+    """Return the admin API of a cluster that keeps its states in the topic; None without a URL of
+    it.
 
-    Raises `OperatorError` for a cluster that keeps them elsewhere, `CallerError` without the extra
-    `pulsar-cluster`, and what `PulsarAdmin` raises.
+    Raises `OperatorError` for a cluster that keeps them elsewhere, and what `PulsarAdmin` raises.
     """
     if not address.admin_urls:
-        yield None
-        return
-    try:
-        from equipoise.pulsar_cluster.admin import PulsarAdmin
-    except ImportError as error:
-        raise missing_extra(
-            what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster"
-        ) from error
+        return None
     admin = PulsarAdmin(
         address.admin_urls, credentials=address.credentials, timeout_s=address.timeout_s
     )
-    try:
-        check_store(admin.settings())
-        yield admin
-    finally:
-        admin.close()
+    check_store(admin.settings())
+    return admin
 
 
 @contextmanager
@@ -115,10 +102,11 @@ def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
     """Open the history of a cluster, or of an archive: then its name is in the place of the service
     URL.
 
-    Raises as `connected`, `opened_admin` and `open_archive` do.
+    Raises as `connected`, `admin_of` and `open_archive` do.
     """
     if is_url(source.service_url):
-        with opened_admin(source) as admin, connected(source) as client:
+        admin = admin_of(source)
+        with connected(source) as client:
             yield _Live(client, source, admin, deadline)
     else:
         with open_archive(Path(source.service_url)) as archive:
@@ -229,10 +217,11 @@ def record(
 
     With the admin API it also adds who the brokers are. A recording goes on exactly where it
     stopped. Raises `OperatorError` if the brokers do not go by the channel, and what `connected`,
-    `opened_admin` and `TopicReader` raise.
+    `admin_of` and `TopicReader` raise.
     """
     begin = archive.end
-    with opened_admin(address) as admin, connected(address) as client:
+    admin = admin_of(address)
+    with connected(address) as client:
         batch = list[Read]()
         for read in read_channel(client, after=archive.position, deadline=deadline):
             batch.append(read)

@@ -32,7 +32,7 @@ from equipoise.pulsar_cluster.saved_plans import (
     rest_of,
     undoing,
 )
-from equipoise.pulsar_cluster.sources import opened_admin
+from equipoise.pulsar_cluster.sources import admin_of
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
@@ -120,30 +120,30 @@ def apply(
         raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
     audit = options.audit if undo is None else undo
     given = None if path is None else plan_in(path, read_plan)
-    with opened_admin(cluster.address_with_admin) as admin:
-        assert admin is not None, "its URL was given"
-        with live_on(cluster, admin) as live:
-            saved, notes = given, list[str]()
-            if saved is None or options.resume:
-                now = Now(live.table.bundles, admin.brokers(), admin.leader(), now_ms())
-                entries = entries_in(audit)
-                saved, notes = (
-                    undoing(entries, now, cluster.address.service_url)
-                    if saved is None
-                    else (rest_of(saved, entries, now), [])
-                )
-            for note in notes:
-                cluster.print_fact(note, {"plan": saved.id, "note": note})
-            problem = _why_not(saved, admin, live, may_switch=options.switch_shedding_off)
-            if not options.send:
-                _print_dry_run(saved, problem, cluster)
-            elif problem is not None:
-                cluster.print_fact(
-                    f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}
-                )
-            else:
-                with audit_file(audit, plan=path) as lines:
-                    problem = _send(saved, admin, live, lines, cluster=cluster, options=options)
+    admin = admin_of(cluster.address_with_admin)
+    assert admin is not None, "its URL was given"
+    with live_on(cluster, admin) as live:
+        saved, notes = given, list[str]()
+        if saved is None or options.resume:
+            now = Now(live.table.bundles, admin.brokers(), admin.leader(), now_ms())
+            entries = entries_in(audit)
+            saved, notes = (
+                undoing(entries, now, cluster.address.service_url)
+                if saved is None
+                else (rest_of(saved, entries, now), [])
+            )
+        for note in notes:
+            cluster.print_fact(note, {"plan": saved.id, "note": note})
+        problem = _why_not(saved, admin, live, may_switch=options.switch_shedding_off)
+        if not options.send:
+            _print_dry_run(saved, problem, cluster)
+        elif problem is not None:
+            cluster.print_fact(
+                f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}
+            )
+        else:
+            with audit_file(audit, plan=path) as lines:
+                problem = _send(saved, admin, live, lines, cluster=cluster, options=options)
     if problem is not None:
         raise typer.Exit(ExitCode.REFUSED)
 

@@ -37,7 +37,7 @@ from equipoise.pulsar_cluster.planning import EVEN, ClusterPlan, command_of, pla
 from equipoise.pulsar_cluster.planning import Cluster as PlannedFor
 from equipoise.pulsar_cluster.reading import is_url
 from equipoise.pulsar_cluster.saved_plans import SavedPlan
-from equipoise.pulsar_cluster.sources import opened_admin
+from equipoise.pulsar_cluster.sources import admin_of
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
@@ -81,10 +81,10 @@ def plan(
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
     may_measure = settings.policy.measure.kind == "cost"
     source = cluster.address.service_url
-    with opened_admin(cluster.address_with_admin) as admin:
-        known, notes, as_of_ms = _gathered(cluster, admin, wait * 1_000, may_measure=may_measure)
-        planned = plan_moves(known, settings, now_ms=as_of_ms)
-        leader = None if admin is None else admin.leader()
+    admin = admin_of(cluster.address_with_admin)
+    known, notes, as_of_ms = _gathered(cluster, admin, wait * 1_000, may_measure=may_measure)
+    planned = plan_moves(known, settings, now_ms=as_of_ms)
+    leader = None if admin is None else admin.leader()
     if planned.forecast.before is None:
         apart = [f"{broker.broker}: {broker.apart}" for broker in planned.forecast.brokers]
         advice = (

@@ -89,7 +89,7 @@ ONLY_IN = {
     ),
     "cryptography": ("equipoise.brokers.security", "tests"),
     "faust": ("equipoise.brokers.load.worker",),
-    "httpx": ("equipoise.brokers.client", "equipoise.pulsar_cluster", "tests"),
+    "httpx": ("tests",),
     "google": (
         "equipoise.brokers.pulsar.wire.commands",
         "equipoise.brokers.pulsar.wire.pulsar_api_pb2",

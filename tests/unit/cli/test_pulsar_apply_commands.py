@@ -8,24 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from typer.testing import Result
 
-from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.applying import SHEDDING
 from equipoise.pulsar_cluster.archive import Members, Report, open_archive
+from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, read_plan
 from equipoise.pulsar_cluster.table import Table
 from tests.unit.cli.fabricated import run
-from tests.unit.pulsar_cluster.made_clusters import BROKERS, broker_load, owned, top_bundles
+from tests.unit.pulsar_cluster.made_clusters import (
+    BROKERS,
+    admin_of,
+    broker_load,
+    host_of,
+    owned,
+    replied,
+    top_bundles,
+)
 from tests.unit.pulsar_cluster.test_applying import FakeCluster, unload
 from tests.unit.pulsar_cluster.test_moving import BUNDLES, plan_of
 from tests.unit.pulsar_cluster.written import Written
 
 SOURCE = "pulsar://127.0.0.1:1"
+ADMIN = "equipoise.pulsar_cluster.sources.PulsarAdmin"
 
 
 @pytest.fixture
@@ -164,9 +172,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("equipoise.pulsar_cluster.gathering.live_cluster", live)
-    monkeypatch.setattr(
-        "equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: cluster.new_admin()
-    )
+    monkeypatch.setattr(ADMIN, lambda *_, **__: admin_of(cluster.answer))
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
     cluster.settings[SHEDDING] = "false"
     return cluster
@@ -211,17 +217,12 @@ def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(
     """It is made from their reports."""
     cluster = FakeCluster()
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host == "b":
-            raise httpx.ConnectError("refused")
-        return (
-            httpx.Response(200, json={})
-            if "/broker-stats/" in request.url.path
-            else cluster.answer(request)
-        )
+    def answer(request: Request) -> Reply:
+        if host_of(request) == "b":
+            raise NotSent("refused")
+        return replied({}) if "/broker-stats/" in request.url else cluster.answer(request)
 
-    found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: found)
+    monkeypatch.setattr(ADMIN, lambda *_, **__: admin_of(answer))
     result = run("pulsar", "plan", "--source", str(archive), "--admin", "http://a:8080", "--json")
     assert 0 == result.exit_code, result.output
     document = json.loads(result.stdout)

@@ -1,11 +1,15 @@
-"""Make clusters, load reports and records for the tests of plans."""
+"""Make clusters, load reports, records and admin APIs for the tests of plans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from urllib.parse import urlsplit
 
+from equipoise.pulsar_cluster.admin import PulsarAdmin
+from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
+from equipoise.pulsar_cluster.http_exchange import Exchange, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadMessage, LoadReports
 from equipoise.pulsar_cluster.records import (
     BROKER_LOAD_TOPIC,
@@ -109,3 +113,42 @@ def reports_of(
         )
         reports.take(top_bundles(broker, heaviest))
     return reports
+
+
+# --- an admin API ---
+
+
+def admin_of(answer: Exchange, *urls: str, credentials: Credentials = NOBODY) -> PulsarAdmin:
+    return PulsarAdmin(urls or ("http://a:8080",), credentials=credentials, exchange=answer)
+
+
+def path_of(request: Request) -> str:
+    return urlsplit(request.url).path.removeprefix("/admin/v2")
+
+
+def host_of(request: Request) -> str:
+    return str(urlsplit(request.url).hostname)
+
+
+def replied(answer: object) -> Reply:
+    """Return an answer: None is a 404, an error is raised, and anything else is sent as JSON."""
+    if isinstance(answer, Exception):
+        raise answer
+    if answer is None:
+        return Reply(404, '{"reason": "none"}')
+    return answer if isinstance(answer, Reply) else Reply(200, json.dumps(answer))
+
+
+def answers(
+    by: Callable[[Request], str], found: Mapping[str, object], asked: list[Request] | None = None
+) -> Exchange:
+    """Return an API that answers by the path or the host of a request, and notes what was
+    asked.
+    """
+
+    def answer(request: Request) -> Reply:
+        if asked is not None:
+            asked.append(request)
+        return replied(found.get(by(request), found.get("*")))
+
+    return answer

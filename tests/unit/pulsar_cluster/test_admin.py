@@ -4,92 +4,103 @@ changes the broker.
 
 from __future__ import annotations
 
-import json
+import ssl
 from collections.abc import Callable
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
-import httpx
 import pytest
 
 from equipoise.channel.core.errors import CallerError, OperatorError
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.credentials import NOBODY, with_files
+from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request, exchange_by
+from tests.unit.pulsar_cluster.made_clusters import admin_of, answers, host_of, path_of
 
 BUNDLE = "public/default/0x00000000_0x40000000"
 UNLOAD = "/admin/v2/namespaces/public/default/0x00000000_0x40000000/unload"
 SETTLED_MS = 1_795_870_200_000
 BEFORE, AFTER = ("2026-11-28T12:49:59.59259189Z", "2026-11-28T12:50:01.073532374Z")
-Answer = Callable[[httpx.Request], httpx.Response]
+LATENCY = 'pulsar_broker_publish_latency{cluster="x",quantile="0.5"} 1\n'
+LATENCY += 'pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 39.2\n'
+TRACE = (
+    '{"reason": "\\n --- An unexpected error occurred in the server ---\\n\\nMessage: it is there'
+    ' already\\n\\nStacktrace:\\n\\njava.lang"}'
+)
+DENIED = '{"reason": "not allowed"}'
 
 
-def admin(
-    answer: Answer, *, urls: tuple[str, ...] = ("http://a:8080/",), token_file: Path | None = None
-) -> PulsarAdmin:
-    return PulsarAdmin(
-        urls,
-        credentials=with_files(NOBODY, token_file, None),
-        transport=httpx.MockTransport(answer),
-    )
-
-
-def always(status: int, body: object = None) -> Answer:
-    return lambda request: (
-        httpx.Response(status, json=body) if body is not None else httpx.Response(status)
-    )
-
-
-def by_path(bodies: dict[str, object]) -> Answer:
-    def answer(request: httpx.Request) -> httpx.Response:
-        body = bodies.get(request.url.path.removeprefix("/admin/v2"))
-        return (
-            httpx.Response(404, json={"reason": "none"})
-            if body is None
-            else httpx.Response(200, json=body)
-        )
-
-    return answer
-
-
-def test_brokers_and_their_leader_are_listed() -> None:
-    found = admin(
-        by_path(
-            {
-                "/brokers": ["b:8080", "a:8080"],
-                "/brokers/leaderBroker": {"serviceUrl": "http://b:8080", "brokerId": "b:8080"},
-            }
-        )
-    )
-    assert (("a:8080", "b:8080"), "b:8080") == (found.brokers(), found.leader())
-    assert admin(by_path({})).leader() is None
+@pytest.mark.parametrize(
+    ("found", "call", "expected"),
+    [
+        (
+            {"/brokers": ["b:8080", "a:8080"]},
+            PulsarAdmin.brokers,
+            ("a:8080", "b:8080"),
+        ),
+        (
+            {"/brokers/leaderBroker": {"serviceUrl": "http://b:8080", "brokerId": "b:8080"}},
+            PulsarAdmin.leader,
+            "b:8080",
+        ),
+        ({}, PulsarAdmin.leader, None),
+        (
+            {"/persistent/t/n": ["persistent://t/n/x"]},
+            lambda admin: admin.topics_of("t/n/0x0_0x1"),
+            ("persistent://t/n/x",),
+        ),
+        (
+            {"/persistent/t/n/x/stats": {"msgInCounter": 7}},
+            lambda admin: admin.topic_stats("persistent://t/n/x"),
+            {"msgInCounter": 7},
+        ),
+        ({}, lambda admin: admin.topic_stats("persistent://t/n/gone"), None),
+        (
+            {"/metrics/": Reply(200, LATENCY)},
+            lambda admin: admin.publish_latency_ms("b:8080"),
+            39.2,
+        ),
+        ({"/metrics/": Reply(200)}, lambda admin: admin.publish_latency_ms("b:8080"), None),
+    ],
+)
+def test_a_question_is_answered(
+    found: dict[str, object], call: Callable[[PulsarAdmin], object], expected: object
+) -> None:
+    assert expected == call(admin_of(answers(path_of, found)))
 
 
 def test_policies_are_read_where_they_are_set() -> None:
     """Names of groups are compared without regard to case. Domains count only if the cluster uses
     them.
     """
-    bodies: dict[str, object] = {
-        "/clusters/east/namespaceIsolationPolicies": {
-            "bank": {"namespaces": ["bank/.*"], "primary": ["a"], "secondary": []}
+    api = answers(
+        path_of,
+        {
+            "/clusters/east/namespaceIsolationPolicies": {
+                "bank": {"namespaces": ["bank/.*"], "primary": ["a"], "secondary": []}
+            },
+            "/clusters/east/failureDomains": {
+                "x": {"brokers": ["a:8080"]},
+                "y": {"brokers": ["a:8080", "b:8080"]},
+            },
+            "/namespaces/t/one/antiAffinity": "Group",
         },
-        "/clusters/east/failureDomains": {
-            "x": {"brokers": ["a:8080"]},
-            "y": {"brokers": ["a:8080", "b:8080"]},
-        },
-        "/namespaces/t/one/antiAffinity": "Group",
-    }
+    )
     settings = {
         "clusterName": "east",
         "failureDomainsEnabled": "true",
         "loadBalancerBrokerMaxTopics": "7",
     }
-    found = admin(by_path(bodies)).policies(["t/one", "t/two"], settings)
-    assert ["bank"] == [policy.name for policy in found.isolations]
-    assert ({"t/one": "group"}, {"a:8080": "x", "b:8080": "y"}, 7) == (
+    found = admin_of(api).policies(["t/one", "t/two"], settings)
+    assert (["bank"], {"t/one": "group"}, {"a:8080": "x", "b:8080": "y"}, 7) == (
+        [policy.name for policy in found.isolations],
         found.groups,
         found.domains,
         found.topics_max,
     )
-    assert {} == admin(by_path(bodies)).policies([], {"clusterName": "east"}).domains
+    assert {} == admin_of(api).policies([], {"clusterName": "east"}).domains
 
 
 def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
@@ -102,40 +113,31 @@ def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
         "msgThroughputIn": 4_000.0,
         "msgThroughputOut": 1_000.0,
         "producerCount": 2,
+        "subscriptions": {"s": {"consumers": [{}, {}]}},
     }
-    topic |= {"subscriptions": {"s": {"consumers": [{}, {}]}}}  # type: ignore[dict-item]
-    new, idle = (
-        {"msgRateIn": 0.0, "producerCount": 1, "publishers": [{"connectedSince": since}]}
-        for since in (AFTER, BEFORE)
-    )
     nameless = {"msgRateIn": 0.0, "producerCount": 1}
     bundles = {
         "0x0_0x1": {"x": topic, "y": topic},
-        "0x1_0x2": {"z": new},
+        "0x1_0x2": {"z": nameless | {"publishers": [{"connectedSince": AFTER}]}},
         "0x2_0x3": {},
-        "0x3_0x4": {"z": idle},
+        "0x3_0x4": {"z": nameless | {"publishers": [{"connectedSince": BEFORE}]}},
         "0x4_0x5": {"z": nameless},
     }
     stats = {"t/n": {key_range: {"persistent": topics} for key_range, topics in bundles.items()}}
-    found = admin(by_path({"/broker-stats/topics": stats})).bundle_loads(
+    found = admin_of(answers(path_of, {"/broker-stats/topics": stats})).bundle_loads(
         "b:8080", settled_ms=SETTLED_MS
     )
-    load = found["t/n/0x0_0x1"]
-    assert load is not None
-    assert (50.0, 10_000.0, 2, 4, 4) == (
-        load.traffic.messages_per_second,
-        load.traffic.bytes_per_second,
-        load.topics,
-        load.producers,
-        load.consumers,
-    )
-    assert found["t/n/0x1_0x2"] is None
-    assert found["t/n/0x2_0x3"] is not None
-    assert (0.0, 1) == (
-        (idle_load := found["t/n/0x3_0x4"])
-        and (idle_load.traffic.messages_per_second, idle_load.producers)
-    )
-    assert found["t/n/0x4_0x5"] is None
+    assert [(50.0, 10_000.0, 2, 4, 4), None, (0.0, 0.0, 0, 0, 0), (0.0, 0.0, 1, 1, 0), None] == [
+        load
+        and (
+            load.traffic.messages_per_second,
+            load.traffic.bytes_per_second,
+            load.topics,
+            load.producers,
+            load.consumers,
+        )
+        for load in found.values()
+    ]
 
 
 @pytest.mark.parametrize("absurd", ["NaN", -3.0, "Infinity", True])
@@ -148,248 +150,176 @@ def test_a_topic_with_an_absurd_figure_makes_the_load_of_its_bundle_unknown(absu
             "0x1_0x2": {"persistent": {"z": good}},
         }
     }
-    asked = admin(by_path({"/broker-stats/topics": stats}))
-    found = asked.bundle_loads("b:8080", settled_ms=SETTLED_MS)
-    assert found["t/n/0x0_0x1"] is None
-    assert (load := found["t/n/0x1_0x2"]) is not None
-    assert 20.0 == load.traffic.messages_in_per_second
-    assert {"y": f"msgRateIn={absurd!r}"} == asked.implausible
+    admin = admin_of(answers(path_of, {"/broker-stats/topics": stats}))
+    found = admin.bundle_loads("b:8080", settled_ms=SETTLED_MS)
+    assert [None, 20.0] == [load and load.traffic.messages_in_per_second for load in found.values()]
+    assert {"y": f"msgRateIn={absurd!r}"} == admin.implausible
 
 
 def test_a_broker_whose_own_address_cannot_be_reached_has_no_figures() -> None:
     """A missing right is an error as ever. After 3 such brokers no further one is asked: a proxy
     hides them all.
     """
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url.host))
-        if request.url.host == "d":
-            return httpx.Response(403)
-        raise httpx.ConnectTimeout("filtered")
-
-    found = admin(answer)
+    asked: list[Request] = []
+    found = admin_of(answers(host_of, {"d": Reply(403), "*": NotSent("filtered")}, asked))
     with pytest.raises(OperatorError):
         found.bundle_loads("d:8080", settled_ms=SETTLED_MS)
     for broker in ("a:8080", "b:8080", "c:8080", "e:8080"):
         assert {} == found.bundle_loads(broker, settled_ms=SETTLED_MS)
-    assert ["d", "a", "b", "c"] == asked
+    assert ["d", "a", "b", "c"] == [host_of(request) for request in asked]
     assert ["a:8080", "b:8080", "c:8080", "e:8080"] == list(found.without_figures)
     assert "http://a:8080 cannot be reached: filtered" in found.without_figures["a:8080"]
 
 
 def test_with_tls_a_broker_is_asked_at_the_port_of_the_given_url_too() -> None:
     """The id of a broker with both ports has the one without TLS."""
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url.copy_with(path="/")))
-        if request.url.port == 8080:
-            raise httpx.ConnectError("wrong version number")
-        return httpx.Response(200, json={})
-
-    found = admin(answer, urls=("https://a:8443",))
-    assert {} == found.bundle_loads("b:8080", settled_ms=SETTLED_MS)
-    assert ["https://b:8080/", "https://b:8443/"] == asked
-    assert {} == found.without_figures
-
-
-def test_the_latency_of_publishes_is_found_among_the_metrics() -> None:
-    lines = [
-        f'pulsar_broker_publish_latency{{cluster="x",quantile="{quantile}"}} {value}'
-        for quantile, value in (("0.5", 1), ("0.99", 39.2))
-    ]
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
-        return httpx.Response(200, text="\n".join(lines))
-
-    assert 39.2 == admin(answer).publish_latency_ms("b:8080")
-    assert ["http://b:8080/metrics/"] == asked
-    assert admin(lambda _: httpx.Response(200, text="")).publish_latency_ms("b:8080") is None
-
-
-def test_topics_and_their_figures_are_read() -> None:
-    found = admin(
-        by_path(
-            {
-                "/persistent/t/n": ["persistent://t/n/x"],
-                "/persistent/t/n/x/stats": {"msgInCounter": 7},
-            }
-        )
+    asked: list[Request] = []
+    by_origin = answers(
+        lambda request: request.url[:14],
+        {"https://b:8080": NotSent("wrong version"), "*": {}},
+        asked,
     )
-    assert ("persistent://t/n/x",) == found.topics_of("t/n/0x0_0x1")
-    assert {"msgInCounter": 7} == found.topic_stats("persistent://t/n/x")
-    assert found.topic_stats("persistent://t/n/gone") is None
+    found = admin_of(by_origin, "https://a:8443")
+    assert ({}, {}) == (
+        found.bundle_loads("b:8080", settled_ms=SETTLED_MS),
+        found.without_figures,
+    )
+    assert ["https://b:8080", "https://b:8443"] == [request.url[:14] for request in asked]
 
 
 def test_an_unload_goes_to_the_owner_with_the_token(tmp_path: Path) -> None:
     """A redirect that names another destination, or another path, is not believed in that."""
-    token_file = tmp_path / "token"
-    token_file.write_text("secret\n")
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, str(request.url), request.headers["Authorization"]))
-        location = (
-            "http://b:8080/admin/v2/brokers/shutdown?authoritative=true&destinationBroker=evil:1"
-        )
-        return (
-            httpx.Response(307, headers={"Location": location})
-            if request.url.host == "a"
-            else httpx.Response(204)
-        )
-
-    admin(answer, token_file=token_file).unload(BUNDLE, "c:8080")
+    (tmp_path / "token").write_text("secret\n")
+    asked: list[Request] = []
+    location = "http://b:8080/admin/v2/brokers/shutdown?authoritative=true&destinationBroker=evil:1"
+    api = answers(host_of, {"a": Reply(307, location=location), "b": Reply(204)}, asked)
+    admin_of(api, credentials=with_files(NOBODY, tmp_path / "token", None)).unload(BUNDLE, "c:8080")
+    wanted = f"http://a:8080{UNLOAD}?destinationBroker=c%3A8080"
     assert [
-        ("PUT", f"http://a:8080{UNLOAD}?destinationBroker=c%3A8080", "Bearer secret"),
-        (
-            "PUT",
-            f"http://b:8080{UNLOAD}?destinationBroker=c%3A8080&authoritative=true",
-            "Bearer secret",
-        ),
-    ] == asked
+        ("PUT", wanted, "Bearer secret"),
+        ("PUT", f"{wanted.replace('//a', '//b')}&authoritative=true", "Bearer secret"),
+    ] == [(request.method, request.url, request.headers["Authorization"]) for request in asked]
 
 
 @pytest.mark.parametrize(
-    ("location", "told"),
+    ("answer", "told", "status", "in_doubt", "sent"),
     [
-        ("https://a:8080/", "redirect from one to another without an end"),
-        ("http://b:8080/", "redirects to b without TLS"),
+        (NotSent("refused"), "http://b:8080 cannot be reached: refused; check --admin", None, 0, 2),
+        # What may have arrived is not sent again.
+        (TimeoutError(), "http://a:8080 did not answer in time", None, True, 1),
+        (ConnectionResetError("reset"), "a:8080 broke the connection: reset", None, True, 1),
+        (HTTPException("cut"), "a:8080 broke the connection: cut", None, True, 1),
+        (Reply(404, TRACE), "a:8080 answered 404: it is there already", 404, False, 1),
+        (Reply(412, TRACE), "a:8080 answered 412: it is there already", 412, False, 1),
+        # A broker that fails may have begun.
+        (Reply(500, TRACE), "a:8080 answered 500: it is there already", 500, True, 1),
+        (Reply(503, "<html>", "Away"), "a:8080 answered 503: <html>", 503, True, 1),
+        (Reply(503, "", "Away"), "a:8080 answered 503: Away", 503, True, 1),
+        (Reply(307, location="/x"), "redirect from one to another without an end", None, False, 5),
+        (Reply(307, location="http://b:PORT/"), "is no URL: http://b:PORT", None, False, 1),
     ],
 )
-def test_a_redirect_without_an_end_or_without_tls_is_refused(location: str, told: str) -> None:
-    found = admin(
-        lambda _: httpx.Response(307, headers={"Location": location}), urls=("https://a:8080",)
-    )
-    with pytest.raises(RequestFailed, match=told):
-        found.unload(BUNDLE, "c:8080")
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_missing_right_is_named(status: int) -> None:
-    found = admin(always(status, {"reason": "not allowed"}))
-    wanted = (
-        f"the cluster does not let this client move {BUNDLE}: not allowed; give it credentials .*"
-        " an administrator of its tenant"
-    )
-    with pytest.raises(OperatorError, match=wanted):
-        found.unload(BUNDLE, "c:8080")
-    with pytest.raises(
-        OperatorError,
-        match=r"list the brokers: not allowed; give it credentials .* the role of a super-user",
-    ):
-        found.brokers()
+def test_a_request_that_fails_says_why_and_whether_it_may_have_arrived(
+    answer: object, told: str, status: int | None, in_doubt: bool, sent: int
+) -> None:
+    asked: list[Request] = []
+    admin = admin_of(answers(host_of, {"*": answer}, asked), "http://a:8080/", "http://b:8080")
+    with pytest.raises(RequestFailed, match=f"cannot move {BUNDLE}: ") as raised:
+        admin.unload(BUNDLE, "c:8080")
+    assert told in str(raised.value)
+    assert (status, in_doubt, sent) == (raised.value.status, raised.value.in_doubt, len(asked))
 
 
 @pytest.mark.parametrize(
-    ("status", "in_doubt"), [(404, False), (412, False), (500, True), (503, True)]
+    ("found", "kind", "told"),
+    [
+        (
+            {"*": Reply(401, DENIED)},
+            OperatorError,
+            "not let .* list the brokers: not allowed; give",
+        ),
+        ({"*": Reply(403, DENIED)}, OperatorError, "credentials .* with the role of a super-user"),
+        ({"*": Reply(200, "<html>")}, RequestFailed, "answered with no JSON; is it a Pulsar admin"),
+        ({"a": Reply(307, location="http://b/")}, RequestFailed, "redirects to b without TLS; the"),
+        (
+            {"a": Reply(308, location="https://b/"), "b": NotSent("refused")},
+            RequestFailed,
+            "https://b, to which https://a:8080 redirects, cannot be reached: refused",
+        ),
+    ],
 )
-def test_a_refusal_has_its_reason_and_a_failing_broker_may_have_begun(
-    status: int, in_doubt: bool
+def test_a_question_that_fails_says_why(
+    found: dict[str, object], kind: type[Exception], told: str
 ) -> None:
-    reason = (
-        "\n --- An unexpected error occurred in the server ---\n\nMessage: it is there"
-        " already\n\nStacktrace:\n\njava.lang"
-    )
-    with pytest.raises(RequestFailed) as raised:
-        admin(always(status, {"reason": reason})).unload(BUNDLE, "c:8080")
-    assert f"cannot move {BUNDLE}: a:8080 answered {status}: it is there already" == str(
-        raised.value
-    )
-    assert (status, in_doubt) == (raised.value.status, raised.value.in_doubt)
+    with pytest.raises(kind, match=told):
+        admin_of(answers(host_of, found), "https://a:8080").brokers()
+
+
+def test_who_may_move_a_bundle_is_named() -> None:
+    with pytest.raises(OperatorError, match="super-user, or of an administrator of its tenant"):
+        admin_of(lambda _: Reply(403)).unload(BUNDLE, "c:8080")
 
 
 def test_the_next_url_is_asked_if_one_cannot_be_reached() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host == "a":
-            raise httpx.ConnectError("refused")
-        return httpx.Response(204)
-
-    admin(answer, urls=("http://a:8080", "http://b:8080")).unload(BUNDLE, "c:8080")
-    with pytest.raises(
-        RequestFailed, match="http://a:8080 cannot be reached: refused; check --admin"
-    ) as raised:
-        admin(answer).unload(BUNDLE, "c:8080")
-    assert not raised.value.in_doubt
-
-
-def test_an_owner_that_cannot_be_reached_is_named() -> None:
-    """No other broker is asked: all would redirect there."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host == "c":
-            raise httpx.ConnectError("refused")
-        return httpx.Response(307, headers={"Location": "http://c:8080/"})
-
-    with pytest.raises(
-        RequestFailed,
-        match="http://c:8080, to which http://a:8080 redirects, cannot be reached: refused",
-    ) as raised:
-        admin(answer, urls=("http://a:8080", "http://b:8080")).unload(BUNDLE, "c:8080")
-    assert not raised.value.in_doubt
-
-
-@pytest.mark.parametrize("error", [httpx.ReadTimeout("slow"), httpx.ReadError("reset")])
-def test_a_request_that_may_have_arrived_is_not_sent_again(error: httpx.TransportError) -> None:
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        raise error
-
-    with pytest.raises(RequestFailed) as raised:
-        admin(answer, urls=("http://a:8080", "http://b:8080")).unload(BUNDLE, "c:8080")
-    assert raised.value.in_doubt
-    assert 1 == len(asked)
-
-
-def test_a_page_is_no_answer() -> None:
-    with pytest.raises(RequestFailed, match="answered with no JSON; is it a Pulsar admin API"):
-        admin(lambda _: httpx.Response(200, text="<html>")).brokers()
+    api = answers(host_of, {"a": NotSent("refused"), "b": ["c:8080"]})
+    assert ("c:8080",) == admin_of(api, "http://a:8080", "http://b:8080").brokers()
 
 
 def test_dynamic_settings_are_changed_and_removed() -> None:
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, request.url.path, json.loads(request.content or b"null")))
-        return httpx.Response(204)
-
-    found = admin(answer)
+    asked: list[Request] = []
+    found = admin_of(answers(host_of, {"*": Reply(204)}, asked))
     found.set_dynamic("x", "a/b")
     found.delete_dynamic("x")
-    assert [
-        ("POST", "/admin/v2/brokers/configuration/x/a/b", None),
-        ("DELETE", "/admin/v2/brokers/configuration/x", None),
-    ] == asked
+    path = "http://a:8080/admin/v2/brokers/configuration/x"
+    assert [("POST", f"{path}/a%2Fb"), ("DELETE", path)] == [
+        (request.method, request.url) for request in asked
+    ]
+
+
+@pytest.mark.parametrize("bundle", ["../../tenants/x", "t/n/0x2_0x1"])
+def test_a_name_that_is_no_bundle_is_never_sent(bundle: str) -> None:
+    asked: list[Request] = []
+    with pytest.raises(CallerError):
+        admin_of(answers(host_of, {}, asked)).unload(bundle, "c:8080")
+    assert [] == asked
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda admin: admin.unload("../../tenants/x", "c:8080"),
-        lambda admin: admin.unload("t/n/0x2_0x1", "c:8080"),
-    ],
+    "url", ["pulsar://a:6650", "http://BROKER:PORT", "http://", "http://a:99999999"]
 )
-def test_a_name_that_is_no_bundle_is_never_sent(call: Callable[[PulsarAdmin], None]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise AssertionError(request.url)
-
-    with pytest.raises(CallerError):
-        call(admin(answer))
+def test_wrong_urls_are_errors(url: str) -> None:
+    with pytest.raises(CallerError, match=f"'{url}' is not the URL of an admin API"):
+        PulsarAdmin([url])
 
 
-def test_wrong_urls_are_errors() -> None:
-    with pytest.raises(CallerError, match="'pulsar://a:6650' is not the URL of an admin API"):
-        PulsarAdmin(["pulsar://a:6650"])
-    for url in ("http://BROKER:PORT", "http://", "http://a:99999999"):
-        with pytest.raises(CallerError, match="is not the URL of an admin API"):
-            PulsarAdmin([url])
+def test_a_request_is_exchanged_over_the_network() -> None:
+    """Without a connection it is `NotSent`. A connection that ends early is another error."""
 
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            if self.path == "/cut":
+                return
+            self.send_response(307, "Elsewhere")
+            self.send_header("Location", "/y")
+            self.end_headers()
+            self.wfile.write(f"{self.path} {self.headers['X']}".encode())
 
-def test_a_redirect_to_what_is_no_url_is_an_error() -> None:
-    found = admin(lambda _: httpx.Response(307, headers={"Location": "http://b:PORT/"}))
-    with pytest.raises(RequestFailed, match="Invalid port"):
-        found.brokers()
+        def log_message(self, *_: object) -> None:
+            pass
+
+    exchange = exchange_by(ssl.create_default_context())
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        request = Request("POST", f"http://127.0.0.1:{server.server_port}/x?y=1", {"X": "z"}, 9, 9)
+        assert Reply(307, "/x?y=1 z", "Elsewhere", "/y") == exchange(request)
+        with pytest.raises(NotSent):
+            exchange(request._replace(url=request.url.replace("http:", "https:")))
+        with pytest.raises((ConnectionError, HTTPException)):
+            exchange(request._replace(url=request.url.replace("x?y=1", "cut")))
+        server.shutdown()
+        thread.join()
+    with pytest.raises(NotSent, match="Connection refused"):
+        exchange(request)
+    with pytest.raises(ValueError, match="is no http:// or https:// address"):
+        exchange(request._replace(url="a:8080"))

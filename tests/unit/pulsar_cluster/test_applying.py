@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import ChainMap, deque
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import OperatorError, PeerError
-from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.applying import (
     SHEDDING,
     Watch,
@@ -27,12 +28,21 @@ from equipoise.pulsar_cluster.applying import (
     shedding_off,
 )
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
+from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
-from equipoise.pulsar_cluster.moving import MoveOutcome
+from equipoise.pulsar_cluster.moving import Health, Look, MoveOutcome
 from equipoise.pulsar_cluster.records import Message, StateRecord
 from equipoise.pulsar_cluster.saved_plans import SavedPlan
 from equipoise.pulsar_cluster.table import Table
-from tests.unit.pulsar_cluster.made_clusters import BROKERS, owned
+from tests.unit.pulsar_cluster.made_clusters import (
+    BROKERS,
+    admin_of,
+    answers,
+    host_of,
+    owned,
+    path_of,
+    replied,
+)
 from tests.unit.pulsar_cluster.test_moving import BUNDLES, plan_of
 
 SWITCH = f"/admin/v2/brokers/configuration/{SHEDDING}"
@@ -50,77 +60,70 @@ class FakeCluster:
         self.leader = "a:8080"
         self.settings = {SHEDDING: "true"}
         self.dynamic: dict[str, str] = {}
-        self.news = deque[tuple[str, StateRecord | None]]()
+        self.news = deque[tuple[str, StateRecord]]()
         self.faults = faults or {}
         self.owners = dict.fromkeys(BUNDLES, "a:8080")
         self.versions = dict.fromkeys(BUNDLES, 2)
-        self.admin = self.new_admin()
 
-    def new_admin(self) -> PulsarAdmin:
-        return PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(self.answer))
+    def known(self, path: str) -> object:
+        ranges = [bundle.rpartition("/")[2].split("_") for bundle in BUNDLES]
+        owned_at: dict[str, object] = {
+            f"/brokers//{broker}/ownedNamespaces": {
+                bundle: {} for bundle, owner in self.owners.items() if owner == broker
+            }
+            for broker in BROKERS
+        }
+        return {
+            "/brokers": self.members,
+            "/brokers/leaderBroker": {"brokerId": self.leader},
+            "/brokers/configuration/runtime": self.settings | self.dynamic,
+            "/brokers/configuration/values": self.dynamic,
+            "/namespaces/public/default/bundles": {
+                "boundaries": [ranges[0][0], *(high for _, high in ranges)]
+            },
+            **owned_at,
+        }.get(path)
 
-    def answer(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/admin/v2")
-        if request.method != "GET":
-            self.sent.append(f"{request.method} {request.url.raw_path.decode()}")
-        match request.method, path:
-            case "GET", "/brokers":
-                return httpx.Response(200, json=self.members)
-            case "GET", "/brokers/leaderBroker":
-                return httpx.Response(200, json={"brokerId": self.leader})
-            case "GET", "/brokers/configuration/runtime":
-                return httpx.Response(200, json=self.settings | self.dynamic)
-            case "GET", "/brokers/configuration/values":
-                return httpx.Response(200, json=self.dynamic)
-            case "GET", "/namespaces/public/default/bundles":
-                ranges = [bundle.rpartition("/")[2].split("_") for bundle in BUNDLES]
-                return httpx.Response(
-                    200, json={"boundaries": [ranges[0][0], *(high for _, high in ranges)]}
-                )
-            case "GET", _ if path.endswith("/ownedNamespaces"):
-                broker = path.split("/")[-2]
-                return httpx.Response(
-                    200,
-                    json={bundle: {} for bundle, owner in self.owners.items() if owner == broker},
-                )
-            case "POST", _:
-                _, name, value = path.rsplit("/", 2)
-                self.dynamic[name] = value
-            case "DELETE", _:
-                self.dynamic.pop(path.rpartition("/")[2])
-            case "PUT", _:
-                bundle = path.removeprefix("/namespaces/").removesuffix("/unload")
-                return self.move(bundle, request.url.params["destinationBroker"])
-            case _:
-                return httpx.Response(404)
-        return httpx.Response(204)
+    def answer(self, request: Request) -> Reply:
+        path = path_of(request)
+        if request.method == "GET":
+            return replied(self.known(path))
+        self.sent.append(f"{request.method} {request.url.removeprefix('http://a:8080')}")
+        if request.method == "PUT":
+            bundle = path.removeprefix("/namespaces/").removesuffix("/unload")
+            return self.move(bundle, unquote(request.url.rpartition("=")[2]))
+        _, setting, value = path.rsplit("/", 2)
+        if request.method == "POST":
+            self.dynamic[setting] = value
+        else:
+            self.dynamic.pop(value)
+        return Reply(204)
 
-    def move(self, bundle: str, to: str) -> httpx.Response:
-        fault = self.faults.get(bundle)
-        if fault == "refuse":
-            return httpx.Response(412, json={"reason": "no"})
-        if fault == "silent":
-            raise httpx.ReadTimeout("slow")
-        if fault == "split":
-            self.news.append(
-                (bundle, StateRecord("Splitting", None, "a:8080", force=False, version=3))
-            )
-            return httpx.Response(204)
-        if fault == "vanish":
-            self.members.remove("c:8080")
-        if fault == "leader":
-            self.leader = "b:8080"
-        if fault == "foreign":
-            self.news.append(
-                (BUNDLES[7], StateRecord("Releasing", "c:8080", "a:8080", force=False, version=3))
-            )
-        source, self.owners[bundle] = self.owners[bundle], to
+    def move(self, bundle: str, to: str) -> Reply:
+        source = self.owners[bundle]
+        match self.faults.get(bundle):
+            case "refuse":
+                return Reply(412, '{"reason": "no"}')
+            case "silent":
+                raise TimeoutError
+            case "split":
+                self.news.append((bundle, record("Splitting", None, source, 3)))
+                return Reply(204)
+            case "vanish":
+                self.members.remove("c:8080")
+            case "leader":
+                self.leader = "b:8080"
+            case "foreign":
+                self.news.append((BUNDLES[7], record("Releasing", "c:8080", "a:8080", 3)))
+        self.owners[bundle] = to
         for state in ("Releasing", "Assigning", "Owned"):
             self.versions[bundle] += 1
-            self.news.append(
-                (bundle, StateRecord(state, to, source, force=False, version=self.versions[bundle]))
-            )
-        return httpx.Response(204)
+            self.news.append((bundle, record(state, to, source, self.versions[bundle])))
+        return Reply(204)
+
+
+def record(state: str, to: str | None, source: str | None, version: int) -> StateRecord:
+    return StateRecord(state, to, source, force=False, version=version)
 
 
 def run(
@@ -132,17 +135,18 @@ def run(
     offsets = iter(range(len(BUNDLES), 1_000))
 
     def read() -> list[Message]:
-        return [
-            Message(next(offsets), "1:1", *_popped(cluster.news)) for _ in range(len(cluster.news))
-        ]
+        # Threads add to it meanwhile.
+        news = [cluster.news.popleft() for _ in range(len(cluster.news))]
+        return [Message(next(offsets), "1:1", bundle, 0, each) for bundle, each in news]
 
     plan = plan_of() if plan is None else plan
-    watch = Watch(cluster.admin, LoadReports(), plan.moves)
+    admin = admin_of(cluster.answer)
+    watch = Watch(admin, LoadReports(), plan.moves)
     defaults: dict[str, object] = {"at_once": 2, "timeout_ms": 300}
     return list(
         apply_plan(
             plan,
-            cluster.admin,
+            admin,
             table=table,
             read=read,
             look=watch,
@@ -150,11 +154,6 @@ def run(
             **(defaults | options),  # type: ignore[arg-type]
         )
     )
-
-
-def _popped(news: deque[tuple[str, StateRecord | None]]) -> tuple[str, int, StateRecord | None]:
-    bundle, record = news.popleft()
-    return bundle, 0, record
 
 
 @pytest.fixture(autouse=True)
@@ -312,130 +311,86 @@ def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) ->
 # --- the watch ---
 
 
-def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
-    """A topic that moves has no figures for a moment. A broker that is away cannot be watched."""
-    stats: dict[str, httpx.Response] = {}
+def watched(stats: dict[str, object], *, metrics: object, asked: list[Request]) -> Watch:
+    """Return a watch on two topics with these figures, and on one destination."""
+    topics = ["persistent://public/default/x", "persistent://public/default/y"]
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/admin/v2")
-        if path == "/persistent/public/default":
-            return httpx.Response(
-                200, json=["persistent://public/default/x", "persistent://public/default/y"]
-            )
-        if path == "/metrics/":
-            return httpx.Response(
-                200, text='pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5'
-            )
-        if path.endswith("/stats"):
-            if "away" in stats:
-                raise httpx.ConnectError("refused")
-            return stats.get(path.split("/")[-2], httpx.Response(503, json={"reason": "it moves"}))
-        return httpx.Response(200, json=BROKERS) if path == "/brokers" else httpx.Response(404)
+    def found(request: Request) -> str:
+        path = path_of(request)
+        return path.split("/")[-2] if path.endswith("/stats") else path
 
-    admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    watch = Watch(admin, LoadReports(), plan_of(1).moves)
-    stats["x"] = httpx.Response(
-        200,
-        json={"msgInCounter": 5, "subscriptions": {"s": {"msgBacklog": 3}, "t": {"msgBacklog": 4}}},
-    )
-    first = watch()
-    assert (BROKERS, None, 7, 12.5) == (
-        first.members,
-        first.leader,
-        first.health.backlog,
-        first.health.latency_ms,
-    )
-    assert first.health.published == 0.0 or first.health.published is None
-    stats["x"] = httpx.Response(200, json={"msgInCounter": 1_000_005, "subscriptions": {}})
-    second = watch()
-    assert second.health.published is not None
-    assert second.health.published > 0
-    stats["away"] = httpx.Response(503)
-    with pytest.raises(PeerError, match="cannot be reached"):
-        watch()
+    fixed: dict[str, object] = {
+        "/persistent/public/default": topics,
+        "/metrics/": metrics,
+        "/brokers": list(BROKERS),
+        "/brokers/leaderBroker": Reply(404),
+        "*": Reply(503, '{"reason": "it moves"}'),
+    }
+    admin = admin_of(answers(found, ChainMap(stats, fixed), asked))
+    return Watch(admin, LoadReports(), plan_of(1).moves)
 
 
-def watched(stats: dict[str, httpx.Response], asked: list[str]) -> Watch:
-    """Return a watch on two topics with these figures, at a destination whose metrics cannot be
-    read.
-    """
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/admin/v2")
-        if path == "/metrics/":
-            asked.append(f"{request.url.host} within {request.extensions['timeout']['read']} s")
-            raise httpx.ConnectTimeout("filtered")
-        if path == "/persistent/public/default":
-            return httpx.Response(
-                200, json=["persistent://public/default/x", "persistent://public/default/y"]
-            )
-        if path.endswith("/stats"):
-            return stats.get(path.split("/")[-2], httpx.Response(503, json={"reason": "it moves"}))
-        return httpx.Response(200, json=BROKERS) if path == "/brokers" else httpx.Response(404)
-
-    return Watch(
-        PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)),
-        LoadReports(),
-        plan_of(1).moves,
-    )
+def figures(count: int, **backlogs: int) -> Reply:
+    subscriptions = {name: {"msgBacklog": backlog} for name, backlog in backlogs.items()}
+    return replied({"msgInCounter": count, "subscriptions": subscriptions})
 
 
-def figures(count: int, backlog: int) -> httpx.Response:
-    return httpx.Response(
-        200, json={"msgInCounter": count, "subscriptions": {"s": {"msgBacklog": backlog}}}
-    )
-
-
-def test_a_topic_that_cannot_be_read_for_a_moment_is_in_the_next_rate(
+def test_a_watch_counts_what_is_published_and_not_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its backlog is the one read last meanwhile."""
+    """A topic that moves has no figures for a moment: it is in the next rate, and its backlog is
+    the one read last meanwhile. A broker that is away cannot be watched.
+    """
     now_ns = 0
     monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
-    stats = {"x": figures(100, 3), "y": figures(100, 4)}
-    watch = watched(stats, [])
-    assert watch().health.published is None
-    now_ns, stats["x"] = 2_000_000_000, figures(140, 3)
+    stats: dict[str, Any] = {"x": figures(100, s=1, t=2), "y": figures(100, s=4)}
+    latency = 'pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5'
+    watch = watched(stats, metrics=Reply(200, latency), asked=[])
+    assert Look(BROKERS, None, Health({}, None, 7, 12.5)) == watch()
+    now_ns, stats["x"] = 2_000_000_000, figures(140, s=3)
     del stats["y"]
     second = watch().health
     assert (20.0, 7) == (second.published, second.backlog)
-    now_ns, stats["x"], stats["y"] = 4_000_000_000, figures(180, 3), figures(180, 4)
+    now_ns, stats["x"], stats["y"] = 4_000_000_000, figures(180, s=3), figures(180, s=4)
     assert 40.0 == watch().health.published
+    stats["x"] = NotSent("refused")
+    with pytest.raises(PeerError, match="cannot be reached"):
+        watch()
 
 
 def test_metrics_that_cannot_be_read_are_asked_for_once_and_not_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LATENCY_S", 0.0)
-    asked: list[str] = []
-    watch = watched({}, asked)
+    asked: list[Request] = []
+    watch = watched({}, metrics=NotSent("filtered"), asked=asked)
     watch()
     assert watch().health.latency_ms is None
-    assert ["b within 2.0 s"] == asked
+    assert [("b", 2.0)] == [
+        (host_of(request), request.timeout_s) for request in asked if "/metrics/" in request.url
+    ]
 
 
 def test_a_move_that_arrived_during_a_slow_look_has_moved(audit: AuditFile) -> None:
     """The look takes longer than the move may."""
     cluster = FakeCluster()
-    held: list[tuple[str, StateRecord | None]] = []
+    held: list[tuple[str, StateRecord]] = []
+    answer = cluster.answer
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def slow(request: Request) -> Reply:
         if request.method == "GET" and held:
             time.sleep(0.6)
             cluster.news.extend(held)
             held.clear()
-        found = cluster.answer(request)
+        found = answer(request)
         if request.method == "PUT":
-            held.extend(_emptied(cluster.news))
+            held.extend(cluster.news)
+            cluster.news.clear()
         return found
 
-    cluster.admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    cluster.answer = slow  # type: ignore[method-assign]
     events = run(cluster, audit, plan_of(1), timeout_ms=500)
     assert ["moved"] == [event.status for event in events if isinstance(event, MoveOutcome)]
-
-
-def _emptied(news: deque[tuple[str, StateRecord | None]]) -> list[tuple[str, StateRecord | None]]:
-    return [news.popleft() for _ in range(len(news))]
 
 
 # --- Pulsar's own shedding ---
@@ -443,41 +398,30 @@ def _emptied(news: deque[tuple[str, StateRecord | None]]) -> list[tuple[str, Sta
 
 def test_the_leader_is_asked_whether_it_sheds() -> None:
     """If its address cannot be reached, the given broker is asked."""
-    cluster = FakeCluster()
-    cluster.leader = "b:8080"
-    is_away = False
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host == "b" and is_away:
-            raise httpx.ConnectError("refused")
-        found = cluster.answer(request)
-        is_leader = request.url.host == "b"
-        return (
-            httpx.Response(200, json={SHEDDING: str(is_leader).lower()})
-            if request.url.path.endswith("/runtime")
-            else found
-        )
-
-    found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    assert {SHEDDING: "true"} == settings_of_leader(found)
-    is_away = True
-    assert {SHEDDING: "false"} == settings_of_leader(found)
+    found: dict[str, object] = {
+        "a/brokers/leaderBroker": {"brokerId": "b:8080"},
+        "a/brokers/configuration/runtime": {SHEDDING: "false"},
+        "b/brokers/configuration/runtime": {SHEDDING: "true"},
+    }
+    admin = admin_of(answers(lambda request: f"{host_of(request)}{path_of(request)}", found))
+    assert {SHEDDING: "true"} == settings_of_leader(admin)
+    found["b/brokers/configuration/runtime"] = NotSent("refused")
+    assert {SHEDDING: "false"} == settings_of_leader(admin)
 
 
 def test_a_dynamic_setting_is_restored_once_the_broker_has_it(
     audit: AuditFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker takes a moment. Until then it would say that it does not shed."""
-    cluster = FakeCluster()
-    stale = ["false", "false"]
+    cluster, stale = FakeCluster(), ["false", "false"]
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._SWITCH_POLL_S", 0.0)
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/runtime") and stale:
-            return httpx.Response(200, json={SHEDDING: stale.pop()})
+    def answer(request: Request) -> Reply:
+        if request.url.endswith("/runtime") and stale:
+            return replied({SHEDDING: stale.pop()})
         return cluster.answer(request)
 
-    slow = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    slow = admin_of(answer)
     restore_shedding(slow, audit, {"dynamic": "true", "value": "true"})
     assert is_shedding(settings_of_leader(slow))
 
@@ -488,36 +432,25 @@ def test_shedding_is_on_unless_it_or_the_balancer_is_off() -> None:
     ]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "end"), [({}, None), ({}, KeyboardInterrupt()), ({SHEDDING: "true"}, None)]
+)
 def test_shedding_is_off_meanwhile_and_restored_whatever_happens(
-    audit: AuditFile, fails: bool
+    audit: AuditFile, dynamic: dict[str, str], end: BaseException | None
 ) -> None:
+    """A setting that was dynamic before keeps its value."""
     cluster = FakeCluster()
-
-    def body() -> None:
-        with shedding_off(cluster.admin, audit):
-            assert {SHEDDING: "false"} == cluster.dynamic
-            if fails:
-                raise KeyboardInterrupt
-
-    if fails:
-        with pytest.raises(KeyboardInterrupt):
-            body()
-    else:
-        body()
-    assert {} == cluster.dynamic
-    assert [f"POST {SWITCH}/false", f"POST {SWITCH}/true", f"DELETE {SWITCH}"] == cluster.sent
+    cluster.dynamic = dict(dynamic)
+    with suppress(KeyboardInterrupt), shedding_off(admin_of(cluster.answer), audit):
+        assert {SHEDDING: "false"} == cluster.dynamic
+        if end is not None:
+            raise end
+    assert dynamic == cluster.dynamic
+    requests = [f"POST {SWITCH}/false", f"POST {SWITCH}/true", f"DELETE {SWITCH}"]
+    assert requests[: 2 if dynamic else 3] == cluster.sent
     assert ["shedding switched off", "shedding restored"] == [
         line["event"] for line in lines_of(audit)
     ]
-
-
-def test_a_dynamic_setting_gets_its_value_back(audit: AuditFile) -> None:
-    cluster = FakeCluster()
-    cluster.dynamic = {SHEDDING: "true"}
-    with shedding_off(cluster.admin, audit):
-        pass
-    assert {SHEDDING: "true"} == cluster.dynamic
 
 
 def test_a_switch_that_a_killed_process_left_off_is_found_and_restored(audit: AuditFile) -> None:
@@ -526,21 +459,15 @@ def test_a_switch_that_a_killed_process_left_off_is_found_and_restored(audit: Au
     cluster.dynamic = {SHEDDING: "false"}
     before = audit.unrestored()
     assert before is not None
-    restore_shedding(cluster.admin, audit, before)
+    restore_shedding(admin_of(cluster.answer), audit, before)
     assert ({}, None) == (cluster.dynamic, audit.unrestored())
 
 
 def test_a_switch_that_is_refused_leaves_nothing_to_restore(audit: AuditFile) -> None:
     cluster = FakeCluster()
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        return (
-            cluster.answer(request)
-            if request.method == "GET"
-            else httpx.Response(403, json={"reason": "no"})
-        )
-
-    refusing = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    refusing = admin_of(
+        lambda request: cluster.answer(request) if request.method == "GET" else Reply(403)
+    )
     with (
         pytest.raises(OperatorError, match=f"does not let this client set {SHEDDING} to false"),
         shedding_off(refusing, audit),
@@ -550,14 +477,6 @@ def test_a_switch_that_is_refused_leaves_nothing_to_restore(audit: AuditFile) ->
 
 
 def test_shedding_that_cannot_be_restored_is_an_error_with_the_command(audit: AuditFile) -> None:
-    cluster = FakeCluster()
-    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(  # noqa: E731
-        503, json={"reason": "away"}
-    )
-    gone = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    with pytest.raises(
-        OperatorError,
-        match=f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true",
-    ):
-        restore_shedding(gone, audit, {"dynamic": None, "value": "true"})
-    assert [] == cluster.sent
+    command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true"
+    with pytest.raises(OperatorError, match=command):
+        restore_shedding(admin_of(lambda _: Reply(503)), audit, {"dynamic": None, "value": "true"})

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from struct import pack, unpack
 from threading import Thread
 
-import httpx
 import pytest
 
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
@@ -22,12 +21,22 @@ from equipoise.pulsar_cluster import confirming
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
 from equipoise.pulsar_cluster.credentials import Credentials
+from equipoise.pulsar_cluster.http_exchange import NotSent
 from equipoise.pulsar_cluster.reading import Address
 from equipoise.pulsar_cluster.records import Message
-from tests.unit.pulsar_cluster.made_clusters import BROKERS, bundles_at, names, owned
+from tests.unit.pulsar_cluster.made_clusters import (
+    BROKERS,
+    admin_of,
+    answers,
+    bundles_at,
+    names,
+    owned,
+    path_of,
+)
 
 BUNDLES = names(12)
 HELD = {broker: BUNDLES[number::3] for number, broker in enumerate(BROKERS)}
+ALL = "0x00000000_0xffffffff"
 SYSTEM = {"a:8080": names(1, "pulsar/system")}
 TABLE_VIEW = "loadManagerServiceUnitStateTableViewClassName"
 SYNCER = "loadBalancerServiceUnitTableViewSyncer"
@@ -72,41 +81,42 @@ def test_a_cluster_with_its_states_in_the_metadata_store_is_refused() -> None:
 # --- with the admin API ---
 
 
-def admin_of(owners: dict[str, list[str]], *, silent: tuple[str, ...] = ()) -> PulsarAdmin:
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/admin/v2")
-        if path == "/brokers":
-            return httpx.Response(200, json=list(BROKERS))
-        if path == "/brokers/configuration/runtime":
-            return httpx.Response(200, json={"clusterName": "c"})
-        broker = path.split("/")[-2]
-        assert path == f"/brokers/c/{broker}/ownedNamespaces"
-        if broker in silent:
-            raise httpx.ConnectTimeout("filtered")
-        own = [f"pulsar/c/{broker}/0x00000000_0xffffffff", *owners.get(broker, [])]
-        return httpx.Response(200, json={bundle: {"is_active": True} for bundle in own})
-
-    return PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+def admin(owners: dict[str, list[str]], *, silent: tuple[str, ...] = ()) -> PulsarAdmin:
+    return admin_of(
+        answers(
+            path_of,
+            {"/brokers": list(BROKERS), "/brokers/configuration/runtime": {"clusterName": "c"}}
+            | {
+                f"/brokers/c/{broker}/ownedNamespaces": NotSent("filtered")
+                if broker in silent
+                else {
+                    bundle: {"is_active": True}
+                    for bundle in [f"pulsar/c/{broker}/{ALL}", *owners.get(broker, [])]
+                }
+                for broker in BROKERS
+            },
+        )
+    )
 
 
 def confirmed(
     bundles: dict[str, Message],
-    admin: PulsarAdmin | None,
+    asked: PulsarAdmin | None,
     moved: Callable[[], set[str]] = set,
     url: str = "pulsar://127.0.0.1:1",
 ) -> None:
-    with asking(Address(service_url=url), admin) as ask:
+    with asking(Address(service_url=url), asked) as ask:
         confirm(bundles, ask, moved)
 
 
 def test_brokers_that_own_what_the_topic_says_confirm_it() -> None:
-    confirmed(bundles_at(HELD), admin_of(HELD))
+    confirmed(bundles_at(HELD), admin(HELD))
 
 
 def test_a_bundle_in_transition_and_a_broker_that_is_gone_contradict_nothing() -> None:
     bundles = bundles_at(HELD) | bundles_at({"gone:8080": names(1, "t/n")})
     bundles[BUNDLES[0]] = owned(BUNDLES[0], "b:8080", source="a:8080", state="Releasing")
-    confirmed(bundles, admin_of(HELD | {"a:8080": HELD["a:8080"][1:]}))
+    confirmed(bundles, admin(HELD | {"a:8080": HELD["a:8080"][1:]}))
 
 
 @pytest.mark.parametrize(
@@ -130,13 +140,13 @@ def test_brokers_with_other_bundles_contradict_the_topic(
         OperatorError,
         match=f"brokers do not go by its topic: {told}.*restart the brokers that differ",
     ):
-        confirmed(bundles_at(HELD), admin_of(there))
+        confirmed(bundles_at(HELD), admin(there))
 
 
 def test_what_moves_meanwhile_contradicts_nothing() -> None:
     """Also what was split: its children are new on the topic."""
     there = HELD | {"a:8080": HELD["a:8080"][1:]}
-    confirmed(bundles_at(HELD), admin_of(there), lambda: {"public/default/0x00000000_0x00000010"})
+    confirmed(bundles_at(HELD), admin(there), lambda: {"public/default/0x00000000_0x00000010"})
 
 
 def test_a_broker_that_reads_the_topic_late_is_asked_again() -> None:
@@ -279,4 +289,4 @@ def test_who_asks_is_told_to_the_broker() -> None:
 
 def test_brokers_that_a_proxy_hides_are_asked_by_lookups() -> None:
     with broker_that_answers(served_at(HELD)) as url:
-        confirmed(bundles_at(HELD), admin_of(HELD, silent=BROKERS), url=url)
+        confirmed(bundles_at(HELD), admin(HELD, silent=BROKERS), url=url)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from equipoise.channel.core.errors import CallerError, EquipoiseError, OperatorError, PeerError
@@ -20,6 +19,8 @@ from equipoise.pulsar_cluster.credentials import (
     read_client_conf,
     with_files,
 )
+from equipoise.pulsar_cluster.http_exchange import Exchange, NotSent, Reply, Request
+from tests.unit.pulsar_cluster.made_clusters import replied
 
 PLUGIN = "org.apache.pulsar.client.impl.auth"
 KEY = {"client_id": "me", "client_secret": "secret"}
@@ -51,16 +52,35 @@ def test_addresses_and_tls_are_those_of_the_file(tmp_path: Path) -> None:
     assert {} == found.credentials.header()
 
 
+BASIC = f"Basic {base64.b64encode(b'me:a:b').decode()}"
+
+
 @pytest.mark.parametrize(
-    "parameters", ["token:abc", "file:///FOLDER/token", '{"token": "abc"}', "abc"]
+    ("plugin", "parameters", "method", "header"),
+    [
+        ("Token", "token:abc", ("token", b"abc"), "Bearer abc"),
+        ("Token", "file:///FOLDER/token", ("token", b"abc"), "Bearer abc"),
+        ("Token", '{"token": "abc"}', ("token", b"abc"), "Bearer abc"),
+        ("Token", "abc", ("token", b"abc"), "Bearer abc"),
+        ("Basic", '{"userId":"me","password":"a:b"}', ("basic", b"me:a:b"), BASIC),
+        ("Basic", "userId:me,password:a:b", ("basic", b"me:a:b"), BASIC),
+        ("Tls", "tlsCertFile:/a/c.pem,tlsKeyFile:/a/k.pem", ("tls", b""), None),
+    ],
 )
-def test_a_token(tmp_path: Path, parameters: str) -> None:
+def test_who_asks_by_each_plugin(
+    tmp_path: Path, plugin: str, parameters: str, method: tuple[str, bytes], header: str | None
+) -> None:
     (tmp_path / "token").write_text("abc\n")
     parameters = parameters.replace("/FOLDER", str(tmp_path))
     who = read_client_conf(
-        conf(tmp_path, f"authPlugin={PLUGIN}.AuthenticationToken", f"authParams={parameters}")
+        conf(tmp_path, f"authPlugin={PLUGIN}.Authentication{plugin}", f"authParams={parameters}")
     ).credentials
-    assert (("token", b"abc"), {"Authorization": "Bearer abc"}) == (who.method(), who.header())
+    assert (method, header) == (who.method(), who.header().get("Authorization"))
+    if plugin == "Tls":
+        with pytest.raises(
+            OperatorError, match=r"a PEM file cannot be used \(/a/c.pem, /a/k.pem\): No such file"
+        ):
+            who.tls()
 
 
 def test_a_token_file_is_read_again(tmp_path: Path) -> None:
@@ -71,61 +91,25 @@ def test_a_token_file_is_read_again(tmp_path: Path) -> None:
     assert {"Authorization": "Bearer new"} == who.header()
 
 
-@pytest.mark.parametrize(
-    "parameters", ['{"userId":"me","password":"a:b"}', "userId:me,password:a:b"]
-)
-def test_a_name_and_a_password(tmp_path: Path, parameters: str) -> None:
-    who = read_client_conf(
-        conf(tmp_path, f"authPlugin={PLUGIN}.AuthenticationBasic", f"authParams={parameters}")
-    ).credentials
-    assert (
-        ("basic", b"me:a:b"),
-        {"Authorization": f"Basic {base64.b64encode(b'me:a:b').decode()}"},
-    ) == (who.method(), who.header())
-
-
-def test_a_certificate(tmp_path: Path) -> None:
-    line = "authParams=tlsCertFile:/a/c.pem,tlsKeyFile:/a/k.pem"
-    who = read_client_conf(
-        conf(tmp_path, f"authPlugin={PLUGIN}.AuthenticationTls", line)
-    ).credentials
-    assert (("tls", b""), ("/a/c.pem", "/a/k.pem")) == (who.method(), who.certificate)
-    with pytest.raises(
-        OperatorError, match=r"a PEM file cannot be used \(/a/c.pem, /a/k.pem\): No such file"
-    ):
-        who.tls()
-
-
-def issuer(answer: Callable[[httpx.Request], httpx.Response], **more: str) -> OAuth2Token:
+def issuer(answer: Exchange, **more: str) -> OAuth2Token:
     key = "data:application/json;base64," + base64.b64encode(json.dumps(KEY).encode()).decode()
-    return OAuth2Token(
-        {"issuerUrl": "https://id/", "privateKey": key, **more},
-        transport=httpx.MockTransport(answer),
-    )
+    return OAuth2Token({"issuerUrl": "https://id/", "privateKey": key, **more}, exchange=answer)
 
 
 def test_access_tokens_are_asked_for_once_and_renewed_before_they_end() -> None:
-    asked: list[str] = []
-    lives_s = iter((3_600, 3_600, 1, 3_600))
+    asked: list[str | None] = []
+    lives_s = iter((3_600, 1, 3_600))
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: Request) -> Reply:
         if request.method == "GET":
-            assert "https://id/.well-known/openid-configuration" == str(request.url)
-            return httpx.Response(200, json={"token_endpoint": "https://id/token"})
-        asked.append(request.content.decode())
-        return httpx.Response(
-            200, json={"access_token": f"t{len(asked)}", "expires_in": next(lives_s)}
-        )
+            assert "https://id/.well-known/openid-configuration" == request.url
+            return replied({"token_endpoint": "https://id/token"})
+        asked.append(request.body)
+        return replied({"access_token": f"t{len(asked)}", "expires_in": next(lives_s)})
 
     token = issuer(answer, audience="urn:x")
-    assert (
-        ["t1", "t1"],
-        ["grant_type=client_credentials&client_id=me&client_secret=secret&audience=urn%3Ax"],
-    ) == (
-        [token(), token()],
-        asked,
-    )
-    next(lives_s)
+    form = "grant_type=client_credentials&client_id=me&client_secret=secret&audience=urn%3Ax"
+    assert (["t1", "t1"], [form]) == ([token(), token()], asked)
     short = issuer(answer)
     assert ["t2", "t3"] == [short(), short()]
 
@@ -133,27 +117,16 @@ def test_access_tokens_are_asked_for_once_and_renewed_before_they_end() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "told"),
     [
-        (
-            lambda _: httpx.Response(401),
-            OperatorError,
-            "answered 401: no access token; check authParams",
-        ),
-        (lambda _: httpx.Response(200, json={}), OperatorError, "gave no access token: KeyError"),
+        (Reply(401), OperatorError, "answered 401: no access token; check authParams"),
+        ({}, OperatorError, "gave no access token: KeyError"),
+        (NotSent("refused"), PeerError, "issuer of tokens https://id did not answer: refused"),
     ],
 )
 def test_an_issuer_that_gives_no_token_is_named(
-    answer: Callable[[httpx.Request], httpx.Response], kind: type[EquipoiseError], told: str
+    answer: object, kind: type[EquipoiseError], told: str
 ) -> None:
     with pytest.raises(kind, match=told):
-        issuer(answer)()
-
-
-def test_an_issuer_that_is_away_is_no_wrong_setting() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    with pytest.raises(PeerError, match="the issuer of tokens https://id did not answer: refused"):
-        issuer(answer)()
+        issuer(lambda _: replied(answer))()
 
 
 @pytest.mark.parametrize(
@@ -180,19 +153,24 @@ def test_what_is_not_understood_is_refused(
         read_client_conf(conf(tmp_path, *lines))
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    for number, token in enumerate((b"\xff\xfe", "t\u00f6ken".encode())):
-        path = tmp_path / f"token{number}"
-        path.write_bytes(token)
-        with pytest.raises(
-            OperatorError, match="it has other characters than ASCII; check --token-file"
-        ):
-            with_files(NOBODY, path, None)
-    with pytest.raises(
-        OperatorError, match="gone cannot be read: No such file or directory; check --token-file"
-    ):
-        with_files(NOBODY, tmp_path / "gone", None)
-    with pytest.raises(OperatorError, match="check --ca-file"):
-        with_files(NOBODY, None, tmp_path / "gone")
-    with pytest.raises(OperatorError, match="check --client-conf"):
-        read_client_conf(tmp_path / "gone")
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (
+            lambda folder: with_files(NOBODY, folder / "bytes", None),
+            "it has other characters than ASCII; check --token-file",
+        ),
+        (
+            lambda folder: with_files(NOBODY, folder / "gone", None),
+            "gone cannot be read: No such file or directory; check --token-file",
+        ),
+        (lambda folder: with_files(NOBODY, None, folder / "gone"), "check --ca-file"),
+        (lambda folder: read_client_conf(folder / "gone"), "check --client-conf"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, read: Callable[[Path], object], told: str
+) -> None:
+    (tmp_path / "bytes").write_bytes("t\u00f6ken".encode())
+    with pytest.raises(OperatorError, match=told):
+        read(tmp_path)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
-from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.gathering import cluster_of, measured_loads
+from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.pulsar_cluster.planning import EVEN, Cluster, ClusterPlan, holder_of, plan_moves
@@ -23,9 +22,14 @@ from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.unit.pulsar_cluster.made_clusters import (
     BROKERS,
     NOW_MS,
+    admin_of,
+    answers,
     bundles_at,
+    host_of,
     names,
     owned,
+    path_of,
+    replied,
     reports_of,
 )
 
@@ -228,14 +232,14 @@ def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_re
     }
     figures["b"] = {"pulsar/system": {"0x00000000_0x10000000": {"persistent": own}}}
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if is_hidden and request.url.host == "b":
-            raise httpx.ConnectError("filtered", request=request)
-        paths: dict[str, object] = {
+    def answer(request: Request) -> Reply:
+        if is_hidden and host_of(request) == "b":
+            raise NotSent("filtered")
+        paths = {
             "/brokers": ["a:8080", "b:8080"],
-            "/broker-stats/topics": figures[request.url.host],
+            "/broker-stats/topics": figures[host_of(request)],
         }
-        return httpx.Response(200, json=paths.get(request.url.path.removeprefix("/admin/v2"), {}))
+        return replied(paths.get(path_of(request), {}))
 
     table, reports = Table(), LoadReports()
     system = "pulsar/system/0x00000000_0x10000000"
@@ -243,8 +247,7 @@ def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_re
         [*bundles_at({"a:8080": BUNDLES}).values(), owned(system, "b:8080")]
     ):
         table.fold(message._replace(offset=number))
-    admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    cluster = cluster_of(table, reports, admin, may_measure=True)
+    cluster = cluster_of(table, reports, admin_of(answer), may_measure=True)
     assert is_hidden == ("b:8080" not in reports.loads)
     if is_hidden:
         return
@@ -326,24 +329,11 @@ def test_a_bundle_of_unknown_load_stays_and_is_named() -> None:
 
 def gathered(present: dict[str, object], figures: dict[str, object]) -> Cluster:
     """Gather a cluster of one broker with these boundaries and figures of topics."""
-    table, paths = Table(), {"/brokers": ["a:8080"], "/broker-stats/topics": figures, **present}
+    table = Table()
     for number, message in enumerate(bundles_at({"a:8080": BUNDLES}).values()):
         table.fold(message._replace(offset=number))
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/admin/v2")
-        return (
-            httpx.Response(404)
-            if path in paths and paths[path] is None
-            else httpx.Response(200, json=paths.get(path, {}))
-        )
-
-    return cluster_of(
-        table,
-        LoadReports(),
-        PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)),
-        may_measure=True,
-    )
+    paths = {"/brokers": ["a:8080"], "/broker-stats/topics": figures, "*": {}, **present}
+    return cluster_of(table, LoadReports(), admin_of(answers(path_of, paths)), may_measure=True)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +342,7 @@ def gathered(present: dict[str, object], figures: dict[str, object]) -> Cluster:
 def test_leftovers_of_a_namespace_that_was_made_again_are_not_planned_for(
     boundaries: list[str] | None, left: int
 ) -> None:
-    answer = None if boundaries is None else {"boundaries": boundaries}
+    answer = Reply(404) if boundaries is None else {"boundaries": boundaries}
     assert left == len(gathered({"/namespaces/public/default/bundles": answer}, {}).bundles)
 
 
