@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
 from equipoise.channel.system.deadline import Deadline
@@ -49,12 +49,8 @@ Read = Callable[[], Sequence[Message]]
 """Returns the new messages of the channel. Waits a moment for the first, and never for long."""
 
 
-class Looking(Protocol):
-    """How a driver looks at the cluster."""
-
-    def __call__(self) -> Look:
-        """Return the cluster as it is now. Raises `PeerError`, `OperatorError`."""
-        ...
+Looking = Callable[[], Look]
+"""Returns the cluster as it is now. Raises `PeerError`, `OperatorError`."""
 
 
 class Watch:

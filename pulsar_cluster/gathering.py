@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.core.ranges import namespace_in
@@ -119,12 +119,11 @@ class LiveCluster:
 @contextmanager
 def live_cluster(address: Address, admin: PulsarAdmin, deadline: Deadline) -> Iterator[LiveCluster]:
     """Connect to a cluster and read its channel. Raises as `connected` and `LiveCluster` do."""
-    with connected(address) as client:
-        cluster = LiveCluster(client, address, admin, deadline)
-        try:
-            yield cluster
-        finally:
-            cluster.close()
+    with (
+        connected(address) as client,
+        closing(LiveCluster(client, address, admin, deadline)) as cluster,
+    ):
+        yield cluster
 
 
 def archived(archive: Archive) -> tuple[Table, LoadReports]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -282,8 +282,7 @@ def read_channel(
 
     Raises `PeerError` after the deadline, and what `TopicReader` raises.
     """
-    reader = TopicReader(client, CHANNEL_TOPIC, after=after)
-    try:
+    with closing(TopicReader(client, CHANNEL_TOPIC, after=after)) as reader:
         first = next(_up_to_end(reader, deadline), None)
         # A reader of the compacted part that begins at `after` sees an older message than `first`
         # only if that was deleted from the topic.
@@ -297,8 +296,6 @@ def read_channel(
         if first is not None:
             yield first
             yield from _up_to_end(reader, deadline)
-    finally:
-        reader.close()
 
 
 def _compacted_before(
@@ -307,14 +304,11 @@ def _compacted_before(
     """Yield the messages of the compacted part after the position `after` that are older than
     `first`, the next message of the topic.
     """
-    reader = TopicReader(client, CHANNEL_TOPIC, after=after, compacted=True)
-    try:
+    with closing(TopicReader(client, CHANNEL_TOPIC, after=after, compacted=True)) as reader:
         for read in _up_to_end(reader, deadline):
             if first is not None and _order_of(read) >= _order_of(first):
                 return
             yield read
-    finally:
-        reader.close()
 
 
 def _order_of(read: Read) -> tuple[int, ...]:
@@ -349,11 +343,8 @@ def moved_after(
     """Return the question which bundles the channel has had messages about since `position`."""
 
     def moved() -> set[str]:
-        reader = TopicReader(client, CHANNEL_TOPIC, after=position)
-        try:
+        with closing(TopicReader(client, CHANNEL_TOPIC, after=position)) as reader:
             return {read.key for read in _up_to_end(reader, deadline)}
-        finally:
-            reader.close()
 
     return moved
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.core.snapshot_store import Progress
+from equipoise.channel.inspect.story import overlaps
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.archive import Archive, Members, Report, open_archive
@@ -29,7 +30,6 @@ from equipoise.pulsar_cluster.reading import (
     read_channel,
 )
 from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
-from equipoise.pulsar_cluster.story import overlapping
 from equipoise.pulsar_cluster.table import Table, span_of
 from equipoise.pulsar_cluster.verify import Known
 
@@ -41,45 +41,6 @@ _BATCH: Final = 5_000
 
 _MEMBERS_EVERY_S: Final = 10.0
 _POLL_MS: Final = 50
-
-
-class History(Protocol):
-    """The messages of a cluster's channel, oldest first."""
-
-    @property
-    def name(self) -> str:
-        """The service URL or the archive, for messages."""
-        ...
-
-    def now_ms(self) -> int:
-        """Return the Unix time up to which the cluster is known: now, or that of the last load
-        report in an archive (0: no report).
-        """
-        ...
-
-    def messages(self) -> Iterator[Message]:
-        """Yield all messages up to the present end. Raises what `read_channel` raises."""
-        ...
-
-    def messages_of(self, bundle: BundleName) -> Iterator[Message]:
-        """Yield at least the messages of the bundles that share points with `bundle`."""
-        ...
-
-    def news(self) -> Iterator[Message]:
-        """Yield the messages after those that `messages` yielded, as they come, without end."""
-        ...
-
-    def known(self, table: Table) -> Known:
-        """Return who the brokers are and what bundles the namespaces of `table` have, as far as
-        anybody can be asked.
-        """
-        ...
-
-    def confirm(self, table: Table) -> None:
-        """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`,
-        and `PeerError` if they are away.
-        """
-        ...
 
 
 def admin_of(address: Address) -> PulsarAdmin | None:
@@ -114,7 +75,7 @@ def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
 
 
 class _Live:
-    """A history as the cluster's topic holds it now."""
+    """A history as the cluster's topic holds it now. `name` is the service URL."""
 
     def __init__(
         self, client: pulsar.Client, address: Address, admin: PulsarAdmin | None, deadline: Deadline
@@ -128,19 +89,23 @@ class _Live:
         self._position: bytes | None = None
 
     def now_ms(self) -> int:
+        """Return the Unix time up to which the cluster is known."""
         return time.time_ns() // 1_000_000
 
     def messages(self) -> Iterator[Message]:
+        """Yield all messages up to the present end. Raises what `read_channel` raises."""
         for read in read_channel(self._client, deadline=self._deadline):
             yield self._next(read)
         if self._position is None:
             raise OperatorError(no_channel())
 
     def messages_of(self, bundle: BundleName) -> Iterator[Message]:
+        """Yield at least the messages of the bundles that share points with `bundle`."""
         del bundle  # The topic has no index.
         return self.messages()
 
     def news(self) -> Iterator[Message]:
+        """Yield the messages after those that `messages` yielded, as they come, without end."""
         reader = TopicReader(self._client, CHANNEL_TOPIC, after=self._position)
         while True:
             read = reader.next()
@@ -148,6 +113,9 @@ class _Live:
                 yield self._next(read)
 
     def known(self, table: Table) -> Known:
+        """Return who the brokers are and what bundles the namespaces of `table` have, as far as
+        anybody can be asked.
+        """
         if self._admin is None:
             return Known()
         return Known(
@@ -160,6 +128,9 @@ class _Live:
         )
 
     def confirm(self, table: Table) -> None:
+        """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`,
+        and `PeerError` if they are away.
+        """
         with asking(self._address, self._admin) as ask:
             confirm(table.bundles, ask, moved_after(self._client, self._position, self._deadline))
 
@@ -169,7 +140,7 @@ class _Live:
 
 
 class _Archived:
-    """A history as `pulsar record` kept it."""
+    """A history as `pulsar record` kept it, with the methods of `_Live`. `name` is the archive."""
 
     def __init__(self, archive: Archive) -> None:
         self.name = str(archive.path)
@@ -177,6 +148,7 @@ class _Archived:
         self._offset = -1
 
     def now_ms(self) -> int:
+        """Return the Unix time of the last load report, 0 without any."""
         return self._archive.last_report_ms()
 
     def messages(self) -> Iterator[Message]:
@@ -186,7 +158,7 @@ class _Archived:
 
     def messages_of(self, bundle: BundleName) -> Iterator[Message]:
         return self._archive.messages_of(
-            overlapping(self._archive.bundles(bundle.namespace), bundle)
+            [name for name in self._archive.bundles(bundle.namespace) if overlaps(name, bundle)]
         )
 
     def news(self) -> Iterator[Message]:
@@ -199,6 +171,10 @@ class _Archived:
 
     def confirm(self, table: Table) -> None:
         """Nobody can contradict the past."""
+
+
+History = _Live | _Archived
+"""The messages of a cluster's channel."""
 
 
 # --- recording ---

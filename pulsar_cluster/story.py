@@ -126,13 +126,6 @@ def state_of(record: StateRecord | None) -> str:
     )
 
 
-def overlapping(bundles: Iterable[str], wanted: BundleName) -> list[str]:
-    """Return the bundles that share points with `wanted`: its parents, children and itself, as
-    splits made them.
-    """
-    return [name for name in bundles if overlaps(name, wanted)]
-
-
 def story_of(
     messages: Iterable[Message], wanted: BundleName, writers: Writers
 ) -> Iterator[tuple[StateChange, list[str]]]:

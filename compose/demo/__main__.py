@@ -23,7 +23,7 @@ from typing import Final
 from compose.demo.acts import ON_A_FILE, on_kafka
 from compose.demo.play import play
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import LocalKafkaError
+from compose.local_kafka.jars import LocalKafkaError
 from equipoise.channel.core.errors import EquipoiseError
 
 # A restarted node waits until its former session has expired. Kafka's default of 9 s would be half

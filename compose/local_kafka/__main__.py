@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from compose.local_kafka.cluster import HEAP_MB, NODES, Cluster
-from compose.local_kafka.errors import LocalKafkaError, NoCluster
-from compose.local_kafka.jars import HOME, class_path
+from compose.local_kafka.jars import HOME, LocalKafkaError, NoCluster, class_path
 
 PORT: Final = 9092
 

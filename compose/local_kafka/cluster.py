@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from compose.local_kafka.errors import LocalKafkaError, NoCluster
-from compose.local_kafka.jars import class_archive, class_path, tool
-from compose.local_kafka.node import STOP_S, Node
-from compose.local_kafka.server_properties import HOST, Ports, server_properties
+from compose.local_kafka.jars import LocalKafkaError, NoCluster, class_archive, class_path, tool
+from compose.local_kafka.node import HOST, STOP_S, Node, Ports, server_properties
 from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import are_free, free_ports
 

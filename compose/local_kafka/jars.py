@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.errors import NotInstalled
 from equipoise.channel.system.file_system import locked
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
@@ -23,6 +22,22 @@ POM: Final = Path(__file__).with_name("pom.xml")
 # Maven's own plugins and 45 MB of jars over a slow line, 200 kB/s.
 _FETCH_S: Final = 600.0
 _PACKAGES: Final = {"java": "default-jre-headless", "mvn": "maven"}
+
+
+class LocalKafkaError(Exception):
+    """The root of all errors that the local Kafka raises on purpose."""
+
+
+class NotInstalled(LocalKafkaError):
+    """A required program is not on the path, or Kafka's jars cannot be fetched."""
+
+
+class NoCluster(LocalKafkaError):
+    """A folder holds no Kafka, or no such node."""
+
+    def __init__(self, folder: str, problem: str) -> None:
+        """`folder` was searched, `problem` is what is missing."""
+        super().__init__(f"{folder}: {problem}; start a Kafka there first")
 
 
 def tool(name: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import LocalKafkaError
+from compose.local_kafka.jars import LocalKafkaError
 from tests.kafka.finding import ROOT
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.topics import (

@@ -11,7 +11,7 @@ import pytest
 
 from compose.local_kafka import jars
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import LocalKafkaError, NotInstalled
+from compose.local_kafka.jars import LocalKafkaError, NotInstalled
 from compose.local_kafka.node import Node
 
 pytestmark = pytest.mark.integration

@@ -21,7 +21,7 @@ from typing import Final
 import pytest
 
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import NotInstalled
+from compose.local_kafka.jars import NotInstalled
 from compose.local_kafka.node import Node
 from tests.kafka.finding import EAGER_CLEANER, GIVEN, local_kafka, some_kafka
 from tests.kafka.links import Links

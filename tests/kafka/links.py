@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.node import Node
-from compose.local_kafka.server_properties import HOST, server_properties
+from compose.local_kafka.node import HOST, Node, server_properties
 from equipoise.channel.system.free_ports import free_ports
 from tests.kafka.proxy import TcpProxy
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.server_properties import HOST
+from compose.local_kafka.node import HOST
 from tests.kafka.finding import EAGER_CLEANER, local_kafka
 
 _LIFE_S: Final = 3_600

@@ -18,7 +18,7 @@ import yaml
 
 from compose.dashboard import WRITTEN, text
 from compose.local_kafka.jars import kafka_version
-from compose.local_kafka.server_properties import Ports, server_properties
+from compose.local_kafka.node import Ports, server_properties
 from equipoise.brokers.cli.main import GROUPS, load
 from equipoise.channel.kafka.settings import address_of
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.local_kafka.errors import NotInstalled
-from compose.local_kafka.server_properties import Ports, server_properties
+from compose.local_kafka.jars import NotInstalled
+from compose.local_kafka.node import Ports, server_properties
 from tests.kafka import container, finding
 from tests.kafka.fixtures import or_skipped
 

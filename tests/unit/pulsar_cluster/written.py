@@ -5,6 +5,7 @@ readers.
 from __future__ import annotations
 
 import json
+from typing import Self
 
 from equipoise.pulsar_cluster.reading import Read
 
@@ -25,7 +26,7 @@ class Written:
 
     def add(
         self, bundle: str, by: str, state: str | None, wait_ms: int = SECOND_MS, **fields: object
-    ) -> None:
+    ) -> Self:
         """Add one message: `to`, `source`, and any other field of the record. The version follows
         the one before, unless it is given.
         """
@@ -56,42 +57,56 @@ class Written:
         self.reads.append(
             Read(f"7:{entry}", str(entry).encode(), bundle, f"producer-{by}", self.now_ms, value)
         )
+        return self
 
-    def assign(self, bundle: str, to: str, by: str | None = None) -> None:
+    def later(self, ms: int) -> Self:
+        """Let time pass before the next step."""
+        self.now_ms += ms
+        return self
+
+    def garble(self, bundle: str) -> Self:
+        """A value that is no record."""
+        self.add(bundle, "nobody", "Owned")
+        self.reads[-1] = self.reads[-1]._replace(value=b"?")
+        return self
+
+    def assign(self, bundle: str, to: str, by: str | None = None) -> Self:
         """A lookup: a broker chooses an owner, which takes the bundle."""
         self.add(bundle, by or to, "Assigning", to=to)
-        self.add(bundle, to, "Owned", to=to)
+        return self.add(bundle, to, "Owned", to=to)
 
     def transfer(
         self, bundle: str, source: str, to: str, by: str = "leader:80", wait_ms: int = SECOND_MS
-    ) -> None:
+    ) -> Self:
         """A move with a destination."""
         self.add(bundle, by, "Releasing", to=to, source=source)
         self.add(bundle, source, "Assigning", wait_ms, to=to, source=source)
-        self.add(bundle, to, "Owned", to=to, source=source)
+        return self.add(bundle, to, "Owned", to=to, source=source)
 
-    def split(self, bundle: str, owner: str, *children: str) -> None:
-        """The owner splits a bundle into children."""
-        self.add(
+    def unload(self, bundle: str, owner: str, *, force: bool = False) -> Self:
+        """A move without a destination."""
+        self.add(bundle, "leader:80", "Releasing", source=owner, force=force)
+        return self.add(bundle, owner, "Free", source=owner)
+
+    def splitting(self, bundle: str, owner: str, *children: str) -> Self:
+        """The owner begins to split a bundle into children."""
+        return self.add(
             bundle,
             owner,
             "Splitting",
             source=owner,
             splitServiceUnitToDestBroker=dict.fromkeys(children),
         )
+
+    def split(self, bundle: str, owner: str, *children: str) -> Self:
+        """The owner splits a bundle into children."""
+        self.splitting(bundle, owner, *children)
         for child in children:
             self.add(f"{bundle.rpartition('/')[0]}/{child}", owner, "Owned", to=owner)
-        self.add(bundle, owner, "Deleted", source=owner)
-        self.add(bundle, owner, None)
+        return self.add(bundle, owner, "Deleted", source=owner).add(bundle, owner, None)
 
 
 def a_life() -> Written:
     """A bundle is assigned, moved, unloaded, assigned again and split."""
-    written = Written()
-    written.assign(BUNDLE, "a:80", by="b:80")
-    written.transfer(BUNDLE, "a:80", "b:80")
-    written.add(BUNDLE, "leader:80", "Releasing", source="b:80")
-    written.add(BUNDLE, "b:80", "Free", source="b:80")
-    written.assign(BUNDLE, "a:80")
-    written.split(BUNDLE, "a:80", LEFT, RIGHT)
-    return written
+    written = Written().assign(BUNDLE, "a:80", by="b:80").transfer(BUNDLE, "a:80", "b:80")
+    return written.unload(BUNDLE, "b:80").assign(BUNDLE, "a:80").split(BUNDLE, "a:80", LEFT, RIGHT)
