@@ -78,8 +78,8 @@ def test_the_story_of_a_child_begins_with_its_parent() -> None:
             .add(BUNDLE, "a:80", "Assigning", to="a:80", version=1)
             .add(BUNDLE, "b:80", "Assigning", to="b:80", version=1),
             (
-                "to b:80  rejected: old version | old version: the bundle had version 1 at offset 0;"
-                " another writer was first"
+                "to b:80  rejected: old version | old version: the bundle had version 1 at offset"
+                " 0; another writer was first"
             ),
         ),
         (
