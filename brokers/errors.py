@@ -216,7 +216,7 @@ class UnreadableLoad(PeerError):
     """A message on the load bus is no load report. Its sender counts as having reported nothing."""
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """`what` was expected (`sample`, `summary`, `bundle`); `problem` is what is wrong."""
+        """`what` was expected (`report`, `bundle`); `problem` is what is wrong."""
         self.what = what
         self.problem = problem
         super().__init__(

@@ -31,8 +31,7 @@ from equipoise.lab.oracle import starting_owners
 from equipoise.lab.results import Owners, Result, RunMove, evenness
 from equipoise.lab.traces import Trace
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.load_reports import Sample, Summary, summarized
-from equipoise.shedder.loads import Resources, Use
+from equipoise.shedder.loads import Load, Resources, Use, averaged
 from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import EndedMove, Since
@@ -105,8 +104,8 @@ class _Run:
         self._number = {broker.broker: number for number, broker in enumerate(trace.brokers)}
         self._owners: Owners = np.full(len(trace.bundles), -1)
         self._reporters: dict[str, _Reporter] = {}
-        self._summaries: dict[str, Summary] = {}
-        self._arriving: list[tuple[int, Sample]] = []
+        self._reported: dict[str, Load] = {}
+        self._arriving: list[tuple[int, Load]] = []
         self._scheduler, self._since = Scheduler(), Since()
         self._memory: object = None
         self._ending: dict[str, tuple[int, Move]] = {}
@@ -163,7 +162,7 @@ class _Run:
             elif not is_live and broker.broker in live:
                 self._channel.leave(broker.broker)
                 self._reporters.pop(broker.broker)
-                self._summaries.pop(broker.broker, None)
+                self._reported.pop(broker.broker, None)
         self._place_free(now_ms)
 
     def _place_free(self, now_ms: int) -> None:
@@ -188,7 +187,7 @@ class _Run:
     def _placed(self, bundles: list[BundleEntry], now_ms: int) -> dict[str, str]:
         """Return where the configured placement puts these bundles, away from their owners."""
         view = self._channel.view
-        known = fresh(self._summaries.values(), self._settings, now_ms=_EPOCH_MS + now_ms)
+        known = fresh(self._reported.values(), self._settings, now_ms=_EPOCH_MS + now_ms)
         found = places_elsewhere(view, bundles, placement_of(self._settings, known))
         return {bundle: view.live[incarnation].broker for bundle, incarnation in found.items()}
 
@@ -202,9 +201,7 @@ class _Run:
         self._arriving = [each for each in self._arriving if each[0] > now_ms]
         for sample in arrived:
             if sample.broker in self._reporters:
-                self._summaries[sample.broker] = summarized(
-                    self._summaries.get(sample.broker), sample
-                )
+                self._reported[sample.broker] = averaged(self._reported.get(sample.broker), sample)
         if arrived:
             self._scheduler.reported([sample.broker for sample in arrived])
 
@@ -250,14 +247,12 @@ class _Run:
         if not self._scheduler.due(now_ms, interval_ms=rounds.shed_interval_ms):
             return
         resting = self._scheduler.resting(now_ms, rest_ms=rounds.rest_ms)
-        wall_ms, summaries = (
-            _EPOCH_MS + now_ms,
-            [self._summaries[broker] for broker in sorted(self._summaries)],
-        )
-        placement = placement_of(self._settings, fresh(summaries, self._settings, now_ms=wall_ms))
+        wall_ms = _EPOCH_MS + now_ms
+        loads = [self._reported[broker] for broker in sorted(self._reported)]
+        placement = placement_of(self._settings, fresh(loads, self._settings, now_ms=wall_ms))
         cluster = cluster_snapshot_of(
             self._channel.view,
-            summaries,
+            loads,
             self._settings,
             now_ms=wall_ms,
             resting=resting,

@@ -27,9 +27,8 @@ from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPI
 from equipoise.pulsar_cluster.table import is_of_system
 from equipoise.shedder.loads import (
     RATES,
-    Averages,
-    BrokerLoad,
     BundleTraffic,
+    Load,
     Resources,
     Traffic,
     Use,
@@ -79,7 +78,7 @@ class LoadReports:
 
     def __init__(self) -> None:
         """Begin without reports."""
-        self.loads: dict[str, BrokerLoad] = {}
+        self.loads: dict[str, Load] = {}
         self.problems: dict[str, str] = {}
         self.top: dict[str, tuple[_Named, ...]] = {}
         self.named: dict[str, _Named] = {}
@@ -96,7 +95,7 @@ class LoadReports:
             self.problems.pop(broker, None)
             if message.value is not None:
                 try:
-                    self.loads[broker] = _broker_load(message.value, message.published_ms)
+                    self.loads[broker] = _broker_load(broker, message.value, message.published_ms)
                 except _Unusable as error:
                     self.problems[broker] = (
                         f"its load report is not plausible and does not count: {error}"
@@ -117,12 +116,12 @@ class LoadReports:
             total = Traffic(
                 **{field: sum(getattr(each.traffic, field) for each in bundles) for field in RATES}
             )
-            averages = Averages(weighted_max=0.0, bytes_per_second=total.bytes_per_second)
             topics = sum(each.topics for each in bundles)
-            self.loads[broker] = BrokerLoad(
-                taken_ms=at_ms,
+            self.loads[broker] = Load(
+                broker=broker,
+                at_ms=at_ms,
                 traffic=total,
-                averages=averages,
+                average_bytes_per_second=total.bytes_per_second,
                 bundle_count=len(bundles),
                 topics=topics,
             )
@@ -178,7 +177,7 @@ class Weighed:
 
     bundles: Mapping[str, BundleTraffic]
     unknown: frozenset[str] = frozenset()
-    loads: Mapping[str, BrokerLoad]
+    loads: Mapping[str, Load]
     apart: Mapping[str, str]
     notes: tuple[str, ...]
 
@@ -231,7 +230,7 @@ def weigh(
         known = ChainMap(better, own, named)
         for bundle, since_ms in holds:
             rest = rests.get(broker)
-            if rest is not None and since_ms > rest.taken_ms:
+            if rest is not None and since_ms > rest.at_ms:
                 rest = None  # It has come since the report.
             if bundle not in known and (rest is None or bundle in reports.faulty_of(broker)):
                 unknown.add(bundle)
@@ -240,9 +239,7 @@ def weigh(
     loads = {
         broker: replace(
             load,
-            bundles=tuple(each.traffic for each in reports.top[broker])
-            if broker in reports.top
-            else None,
+            bundles=tuple(each.traffic for each in reports.top.get(broker, ())),
         )
         for broker, load in usable.items()
     }
@@ -265,12 +262,12 @@ def _left_out(reports: LoadReports, live: Collection[str], apart: Collection[str
 
 
 class _Rest(NamedTuple):
-    """What a report of `taken_ms` does not name: the equal part of each other bundle.
+    """What a report of `at_ms` does not name: the equal part of each other bundle.
 
     `is_full`: it names as many as it can. If it is not, only `nameless` bundles can have a load.
     """
 
-    taken_ms: int
+    at_ms: int
     each: Traffic
     nameless: Collection[str]
     is_full: bool
@@ -282,7 +279,7 @@ class _Rest(NamedTuple):
 
 def _rest_of(
     broker: str,
-    load: BrokerLoad,
+    load: Load,
     held: Collection[HeldBundle],
     reports: LoadReports,
     *,
@@ -300,7 +297,7 @@ def _rest_of(
 
 
 def _rest(
-    load: BrokerLoad, top: Collection[_Named], nameless: Collection[str], *, is_full: bool
+    load: Load, top: Collection[_Named], nameless: Collection[str], *, is_full: bool
 ) -> _Rest:
     count = max(1, load.bundle_count - len(top) if is_full else len(nameless))
     left = {
@@ -312,7 +309,7 @@ def _rest(
         for field in RATES
     }
     each = Traffic(**{field: value / count for field, value in left.items()})
-    return _Rest(load.taken_ms, each, nameless, is_full)
+    return _Rest(load.at_ms, each, nameless, is_full)
 
 
 def _mean(parts: list[Traffic]) -> Traffic:
@@ -326,16 +323,16 @@ def _mean(parts: list[Traffic]) -> Traffic:
 
 def _sorted_out(
     brokers: Iterable[str], reports: LoadReports, *, now_ms: int, age_ms_max: int
-) -> tuple[dict[str, BrokerLoad], dict[str, str]]:
+) -> tuple[dict[str, Load], dict[str, str]]:
     """Return the reports that count, and why the other brokers have none."""
-    usable: dict[str, BrokerLoad] = {}
+    usable: dict[str, Load] = {}
     apart: dict[str, str] = {}
     for broker in brokers:
         load = reports.loads.get(broker)
         if load is None:
             apart[broker] = reports.problems.get(broker, "it has not reported its load")
-        elif abs(now_ms - load.taken_ms) > age_ms_max:
-            age, limit = format_age(now_ms - load.taken_ms), format_duration(age_ms_max)
+        elif abs(now_ms - load.at_ms) > age_ms_max:
+            age, limit = format_age(now_ms - load.at_ms), format_duration(age_ms_max)
             apart[broker] = f"its load report is outdated: it was made {age} (limit: {limit})"
         else:
             usable[broker] = load
@@ -345,11 +342,12 @@ def _sorted_out(
 # --- parsing ---
 
 
-def _broker_load(value: bytes, published_ms: int) -> BrokerLoad:
+def _broker_load(broker: str, value: bytes, published_ms: int) -> Load:
     """Parse the report of a broker. Raise `_Unusable`."""
     document = _document(value)
-    load = BrokerLoad(
-        taken_ms=_count(document, "updatedAt") or published_ms,
+    load = Load(
+        broker=broker,
+        at_ms=_count(document, "updatedAt") or published_ms,
         resources=Resources(
             cpu=_use(document, "cpu"),
             memory=_use(document, "memory"),
@@ -358,10 +356,8 @@ def _broker_load(value: bytes, published_ms: int) -> BrokerLoad:
             bandwidth_out=_use(document, "bandwidthOut"),
         ),
         traffic=_traffic(document),
-        averages=Averages(
-            weighted_max=_figure(document, "weightedMaxEMA"),
-            bytes_per_second=_figure(document, "msgThroughputEMA"),
-        ),
+        average_use=_figure(document, "weightedMaxEMA"),
+        average_bytes_per_second=_figure(document, "msgThroughputEMA"),
         bundle_count=_count(document, "bundleCount"),
         topics=_count(document, "topics"),
     )

@@ -30,7 +30,7 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
 )
 from equipoise.pulsar_cluster.table import is_of_system
-from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.shedder.loads import RATES, BundleTraffic, Load, Traffic
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import (
@@ -417,24 +417,17 @@ class _Predicted:
             if giver.traffic.bytes_per_second > 0
             else 0.0
         )
-        use = giver.averages.weighted_max * min(1.0, carried)
-        kept = (
-            None
-            if giver.bundles is None
-            else tuple(each for each in giver.bundles if each.bundle != bundle)
-        )
-        is_named = giver.bundles is not None and kept is not None and len(kept) < len(giver.bundles)
+        use = giver.average_use * min(1.0, carried)
+        kept = tuple(each for each in giver.bundles if each.bundle != bundle)
         self._loads[source] = _with(replace(giver, bundles=kept), traffic, use, sign=-1)
         taken = taker.bundles
-        if is_named:
+        if len(kept) < len(giver.bundles):
             # Reports name the lightest bundle first.
-            taken = tuple(
-                sorted((*(taken or ()), traffic), key=lambda each: each.traffic.bytes_per_second)
-            )
+            taken = tuple(sorted((*taken, traffic), key=lambda each: each.traffic.bytes_per_second))
         self._loads[destination] = _with(replace(taker, bundles=taken), traffic, use, sign=1)
 
 
-def _with(load: BrokerLoad, bundle: BundleTraffic, use: float, *, sign: int) -> BrokerLoad:
+def _with(load: Load, bundle: BundleTraffic, use: float, *, sign: int) -> Load:
     """Return a broker's load with a bundle added or removed. Nothing falls below 0: reports do not
     add up exactly.
     """
@@ -444,14 +437,13 @@ def _with(load: BrokerLoad, bundle: BundleTraffic, use: float, *, sign: int) -> 
             for name in RATES
         }
     )
-    averages = Averages(
-        weighted_max=max(0.0, load.averages.weighted_max + sign * use),
-        bytes_per_second=max(
-            0.0, load.averages.bytes_per_second + sign * bundle.traffic.bytes_per_second
-        ),
-    )
+    throughput = load.average_bytes_per_second + sign * bundle.traffic.bytes_per_second
     return replace(
-        load, traffic=traffic, averages=averages, bundle_count=max(0, load.bundle_count + sign)
+        load,
+        traffic=traffic,
+        average_use=max(0.0, load.average_use + sign * use),
+        average_bytes_per_second=max(0.0, throughput),
+        bundle_count=max(0, load.bundle_count + sign),
     )
 
 
@@ -471,7 +463,7 @@ def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
     }
 
 
-def _capacities_of(brokers: Collection[str], loads: Mapping[str, BrokerLoad]) -> Mapping[str, int]:
+def _capacities_of(brokers: Collection[str], loads: Mapping[str, Load]) -> Mapping[str, int]:
     """Return the capacity of each broker: its CPU limit in percent of a core. One that is not known
     is taken to be the median.
     """

@@ -7,9 +7,9 @@ A value may hold any reported figure, so that a strategy can report what is wron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 # How often a Pulsar broker measures its load. An average loses `1 - history` of its old value in
@@ -131,30 +131,42 @@ class BundleTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averages:
-    """A broker's decaying averages: `weighted_max` is a fraction, `bytes_per_second` the throughput
-    both ways.
+class Load:
+    """The load of one broker: as it has measured it, or with averages over all its reports, made by
+    `averaged`.
+
+    * `at_ms`: Unix time of the measurement by its own clock. `resources`: of the broker.
+    * `average_use`: the weighted maximum of `resources`, as a fraction, by the configured weights.
+      `average_bytes_per_second`: the throughput both ways.
+    * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
+    * `bundles`: its busiest, as reported, lightest first. The others are only counted.
+      `column`: the costs of all but newcomers, see `shedder.cost_column`.
+    * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
+    * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known
+      yet. `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
+    * `history`: the configured share of an average that remains after `STEP_MS`.
     """
 
-    weighted_max: float
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerLoad:
-    """The load that one broker reports. `taken_ms` is the Unix time of the sample by its own clock.
-
-    `bundles` are its busiest, as reported, lightest first. The others are only counted. None: no
-    bundles were reported.
-    """
-
-    taken_ms: int
+    broker: str
+    at_ms: int
     resources: Resources = field(default_factory=Resources)
+    average_use: float = 0.0
+    average_bytes_per_second: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
-    averages: Averages
     bundle_count: int = 0
     topics: int = 0
-    bundles: tuple[BundleTraffic, ...] | None = None
+    cost: float = 0.0
+    bundles: tuple[BundleTraffic, ...] = ()
+    column: bytes = b""
+    noise: float | None = 0.0
+    cpu_use: float | None = None
+    cpu_cost: float = 0.0
+    history: float = 0.9
+
+    @property
+    def costs(self) -> Mapping[str, float]:
+        """The cost of each bundle that it names."""
+        return {bundle.bundle: bundle.cost for bundle in self.bundles}
 
 
 def kept_share(history: float, *, elapsed_ms: int) -> float:
@@ -172,16 +184,69 @@ def blend(before: float, now: float, *, kept: float) -> float:
     return before * kept + (1 - kept) * now
 
 
-def fault_of(load: BrokerLoad) -> str | None:
+def averaged(before: Load | None, load: Load) -> Load:
+    """Return the load with averages over one more report.
+
+    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own
+    average, so that the costs of its bundles add up to its total.
+
+    If a report is older than the last one, because a clock was set back, it leaves the averages
+    unchanged. Its other figures count.
+    """
+    throughput = load.traffic.bytes_per_second
+    if before is None:
+        return replace(load, average_bytes_per_second=throughput)
+    kept = kept_share(load.history, elapsed_ms=load.at_ms - before.at_ms)
+    known = {bundle.bundle: bundle for bundle in before.bundles}
+    return replace(
+        load,
+        average_use=_average(before.average_use, load.average_use, kept, most=USE_MAX),
+        average_bytes_per_second=_average(before.average_bytes_per_second, throughput, kept),
+        bundles=tuple(
+            blended(known.get(bundle.bundle), bundle, kept=kept) for bundle in load.bundles
+        ),
+    )
+
+
+def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
+    """Return `bundle` with its traffic averaged with that of `before`, which has the weight
+    `kept`.
+    """
+    if before is None:
+        return bundle
+    old, new = before.traffic, bundle.traffic
+    # Written out for speed: a carrier does this for 20 bundles of each report.
+    traffic = Traffic(
+        bytes_in_per_second=_average(old.bytes_in_per_second, new.bytes_in_per_second, kept),
+        bytes_out_per_second=_average(old.bytes_out_per_second, new.bytes_out_per_second, kept),
+        messages_in_per_second=_average(
+            old.messages_in_per_second, new.messages_in_per_second, kept
+        ),
+        messages_out_per_second=_average(
+            old.messages_out_per_second, new.messages_out_per_second, kept
+        ),
+    )
+    return BundleTraffic(
+        bundle=bundle.bundle,
+        traffic=traffic,
+        topics=bundle.topics,
+        consumers=bundle.consumers,
+        producers=bundle.producers,
+        cache_bytes=bundle.cache_bytes,
+        cost=bundle.cost,
+    )
+
+
+def fault_of(load: Load) -> str | None:
     """Return a message about the first impossible figure; None if there is none.
 
     A figure is impossible if it is NaN, negative, or above `FIGURE_MAX`. A use must not be above
     `USE_MAX`.
     """
-    if not 0 <= load.averages.weighted_max <= USE_MAX:
-        return f"its average use is {load.averages.weighted_max!r}"
-    if not 0 <= load.averages.bytes_per_second <= FIGURE_MAX:
-        return f"its average throughput is {load.averages.bytes_per_second!r}"
+    if not 0 <= load.average_use <= USE_MAX:
+        return f"its average use is {load.average_use!r}"
+    if not 0 <= load.average_bytes_per_second <= FIGURE_MAX:
+        return f"its average throughput is {load.average_bytes_per_second!r}"
     for resource in fields(load.resources):
         use = getattr(load.resources, resource.name)
         is_figure = 0 <= use.used <= FIGURE_MAX and 0 <= use.limit <= FIGURE_MAX
@@ -190,11 +255,18 @@ def fault_of(load: BrokerLoad) -> str | None:
     fault = fault_among(load.traffic, RATES)
     if fault is not None:
         return f"its {fault}"
-    for bundle in load.bundles or ():
+    for bundle in load.bundles:
         fault = fault_among(bundle.traffic, RATES)
         if fault is not None:
             return f"{bundle.bundle} has {fault}"
-    return None
+    if load.noise is not None and not 0 <= load.noise <= FIGURE_MAX:
+        return f"the noise of its cost is {load.noise!r}"
+    if load.cpu_use is not None and not 0 <= load.cpu_use <= USE_MAX:
+        return f"its CPU use is {load.cpu_use!r}"
+    costs = (("it", load.cost), ("what it had", load.cpu_cost), *load.costs.items())
+    return next(
+        (f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None
+    )
 
 
 def fault_among(figures: object, names: Sequence[str]) -> str | None:
@@ -206,6 +278,13 @@ def fault_among(figures: object, names: Sequence[str]) -> str | None:
         if not 0 <= value <= FIGURE_MAX:
             return f"{name}={value!r}"
     return None
+
+
+def _average(before: float, now: float, kept: float, *, most: float = FIGURE_MAX) -> float:
+    """Average one figure. An impossible old figure is forgotten; an impossible new one stays as
+    reported.
+    """
+    return blend(before, now, kept=kept) if 0 <= before <= most and 0 <= now <= most else now
 
 
 def _single(value: float) -> float:

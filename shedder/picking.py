@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic
+from equipoise.shedder.loads import BundleTraffic, Load
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
 from equipoise.shedder.policy import REPORT_TTL_MS, SearchRange
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
@@ -58,7 +58,7 @@ class Picking:
         return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
 
     @property
-    def loads(self) -> Mapping[str, BrokerLoad]:
+    def loads(self) -> Mapping[str, Load]:
         """The brokers that take part, with their reported loads."""
         return self.seen.loads
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, fault_of
 from equipoise.shedder.plan import Move, Stay
 from equipoise.shedder.snapshot import Snapshot
 
@@ -18,7 +18,7 @@ class Reported:
     without any report (`silent`).
     """
 
-    loads: Mapping[str, BrokerLoad]
+    loads: Mapping[str, Load]
     out: Mapping[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     has_outdated: bool = False
@@ -35,7 +35,7 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
     A report is outdated if its age or its distance into the future is more than `ttl_ms`. One
     impossible figure invalidates the whole report, because the others may be wrong, too.
     """
-    loads: dict[str, BrokerLoad] = {}
+    loads: dict[str, Load] = {}
     out: dict[str, str] = {}
     silent: list[str] = []
     has_outdated = False
@@ -45,8 +45,8 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
             out[broker] = snapshot.apart[broker]
         elif load is None:
             silent.append(broker)
-        elif abs(snapshot.now_ms - load.taken_ms) > ttl_ms:
-            age = format_age(snapshot.now_ms - load.taken_ms)
+        elif abs(snapshot.now_ms - load.at_ms) > ttl_ms:
+            age = format_age(snapshot.now_ms - load.at_ms)
             out[broker] = (
                 f"its load report is outdated: it was made {age} (limit: {format_duration(ttl_ms)})"
             )
@@ -68,9 +68,9 @@ def why_held(snapshot: Snapshot, bundle: str, broker: str) -> str | None:
     return snapshot.resting.get(bundle)
 
 
-def bundles_of(load: BrokerLoad) -> tuple[BundleTraffic, ...]:
+def bundles_of(load: Load) -> tuple[BundleTraffic, ...]:
     """Return the reported bundles, each once; empty if the report has none."""
-    return tuple({bundle.bundle: bundle for bundle in load.bundles or ()}.values())
+    return tuple({bundle.bundle: bundle for bundle in load.bundles}.values())
 
 
 def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...]:

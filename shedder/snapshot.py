@@ -23,8 +23,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.cost_column import tag_of, unpack
-from equipoise.shedder.load_reports import Summary, fault_of_summary
-from equipoise.shedder.loads import BrokerLoad, Weights
+from equipoise.shedder.loads import Load, Weights, fault_of
 
 # Costs are in calls per second. The other weights are amounts that take a broker about as long as
 # one small call: to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100 sessions alive for a
@@ -172,7 +171,7 @@ class Snapshot:
     now_ms: int = 0
     live: tuple[str, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     resting: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -198,7 +197,7 @@ def costs_of(loads: Iterable[BundleLoad]) -> list[float]:
 
 def take(
     view: View,
-    summaries: Iterable[Summary],
+    loads: Iterable[Load],
     *,
     now_ms: int,
     age_ms_max: int,
@@ -206,10 +205,10 @@ def take(
     maintained: Mapping[str, str] | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> Snapshot:
-    """Return the snapshot of `view`, weighed by summaries at most `age_ms_max` old at `now_ms`
+    """Return the snapshot of `view`, weighed by loads at most `age_ms_max` old at `now_ms`
     (Unix time).
 
-    * A summary that far in the future counts as old, too. One with an impossible figure weighs
+    * A report that far in the future counts as old, too. One with an impossible figure weighs
       nothing and sets its broker `apart`.
     * `resting` are bundles that have moved lately and must not move again. `maintained` are brokers
       that give their bundles away, and why.
@@ -218,7 +217,7 @@ def take(
     * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view
       changes.
     """
-    by_broker = {summary.broker: summary for summary in summaries}
+    by_broker = {load.broker: load for load in loads}
     barred, rests = partial(_why_barred, view, frozen or {}), frozenset(resting)
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     live = tuple(broker.broker for broker in brokers)
@@ -226,8 +225,8 @@ def take(
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     served = [
         view.bundles[each.bundle]
-        for summary in by_broker.values()
-        for each in summary.load.bundles or ()
+        for load in by_broker.values()
+        for each in load.bundles
         if each.bundle in view.bundles
     ]
     weigh = partial(
@@ -245,7 +244,7 @@ def take(
         now_ms=now_ms,
         live=live,
         apart=apart,
-        loads={name: summary.load for name, summary in by_broker.items()},
+        loads=by_broker,
         owners={
             bundle.name: view.live[bundle.server].broker
             for bundle in served
@@ -261,7 +260,7 @@ def take(
 
 def _weighed(
     view: View,
-    by_broker: Mapping[str, Summary],
+    by_broker: Mapping[str, Load],
     barred: _Barred,
     *,
     rests: Collection[str],
@@ -269,14 +268,14 @@ def _weighed(
     now_ms: int,
     age_ms_max: int,
 ) -> tuple[WeighedBroker, ...]:
-    """Return the live brokers, by id, weighed by the plausible summaries of the last `age_ms_max`.
+    """Return the live brokers, by id, weighed by the plausible loads of the last `age_ms_max`.
 
     Each has the bundles that it owns or will own. A bundle on its way elsewhere counts there.
     """
     scales = _Scales(
-        summary
-        for summary in by_broker.values()
-        if abs(now_ms - summary.load.taken_ms) <= age_ms_max and fault_of_summary(summary) is None
+        load
+        for load in by_broker.values()
+        if abs(now_ms - load.at_ms) <= age_ms_max and fault_of(load) is None
     )
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     weighed = []
@@ -286,7 +285,7 @@ def _weighed(
             for bundle in view.held_by(broker.incarnation)
             if bundle.owner == broker.incarnation
         ]
-        summary, is_counted = by_broker.get(broker.broker), broker.broker in scales.by_broker
+        load, is_counted = by_broker.get(broker.broker), broker.broker in scales.by_broker
         weighed.append(
             WeighedBroker(
                 broker=broker.broker,
@@ -300,16 +299,15 @@ def _weighed(
                     )
                     for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
                 ),
-                noise=summary.noise if summary is not None and is_counted else 0.0,
+                noise=load.noise if load is not None and is_counted else 0.0,
                 is_new=0 <= now_ms - broker.joined.timestamp_ms < _NEW_MS,
-                barred=apart.get(broker.broker)
-                or (None if is_counted else _why_uncounted(summary)),
+                barred=apart.get(broker.broker) or (None if is_counted else _why_uncounted(load)),
             )
         )
     uses = {
-        name: (summary.cpu_use, summary.cpu_cost)
-        for name, summary in scales.by_broker.items()
-        if summary.cpu_use is not None
+        name: (load.cpu_use, load.cpu_cost)
+        for name, load in scales.by_broker.items()
+        if load.cpu_use is not None
     }
     return tuple(less_other_work(weighed, uses))
 
@@ -352,29 +350,26 @@ def less_other_work(
 
 
 class _Scales:
-    """The cost of each bundle by the valid summaries, for any owner."""
+    """The cost of each bundle by the valid loads, for any owner."""
 
-    def __init__(self, summaries: Iterable[Summary]) -> None:
-        oldest_first = sorted(
-            summaries, key=lambda summary: (summary.load.taken_ms, summary.broker)
-        )
-        self.by_broker = {summary.broker: summary for summary in oldest_first}
+    def __init__(self, loads: Iterable[Load]) -> None:
+        oldest_first = sorted(loads, key=lambda load: (load.at_ms, load.broker))
+        self.by_broker = {load.broker: load for load in oldest_first}
         self._named: dict[str, float] = {}
         self._columns = {
-            name: unpack(summary.column, summary.cost) for name, summary in self.by_broker.items()
+            name: unpack(load.column, load.cost) for name, load in self.by_broker.items()
         }
         self._tagged: dict[int, float] = {}
-        for summary in oldest_first:  # The newest report of a bundle remains.
-            self._named.update(summary.costs)
-            self._tagged.update(self._columns[summary.broker])
+        for load in oldest_first:  # The newest report of a bundle remains.
+            self._named.update(load.costs)
+            self._tagged.update(self._columns[load.broker])
         counted_only = {
-            name: _counted_cost(summary, self._columns[name])
-            for name, summary in self.by_broker.items()
+            name: _counted_cost(load, self._columns[name]) for name, load in self.by_broker.items()
         }
         self._unnamed = {name: cost for name, cost in counted_only.items() if cost is not None}
-        known = [summary for summary in oldest_first if summary.costs or summary.column]
-        counted = sum(max(summary.load.bundle_count, len(summary.costs)) for summary in known)
-        cost = sum(summary.cost for summary in known)
+        known = [load for load in oldest_first if load.costs or load.column]
+        counted = sum(max(load.bundle_count, len(load.costs)) for load in known)
+        cost = sum(load.cost for load in known)
         self._mean = cost / counted if counted else IDLE_COST
 
     def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
@@ -384,8 +379,8 @@ class _Scales:
         that report, a bundle named by another broker's report, any column, the mean of the bundles
         that the broker's report only counts.
         """
-        summary = self.by_broker.get(broker)
-        own = {} if summary is None else summary.costs
+        load = self.by_broker.get(broker)
+        own = {} if load is None else load.costs
         column, other = self._columns.get(broker, {}), self._unnamed.get(broker, self._mean)
         costs = []
         for bundle in bundles:
@@ -397,20 +392,18 @@ class _Scales:
         return costs
 
 
-def _counted_cost(summary: Summary, column: Mapping[int, float]) -> float | None:
-    """Return the mean cost of bundles that a summary only counts, which may be negative; None if
+def _counted_cost(load: Load, column: Mapping[int, float]) -> float | None:
+    """Return the mean cost of bundles that a load only counts, which may be negative; None if
     there are none, or if it has the cost of no bundle: then all have just come.
     """
-    named = summary.costs
+    named = load.costs
     if not named and not column:
         return None
     named_tags = {tag_of(name) for name in named}
     tagged = {tag: cost for tag, cost in column.items() if tag not in named_tags}
-    counted = summary.load.bundle_count - len(named) - len(tagged)
+    counted = load.bundle_count - len(named) - len(tagged)
     return (
-        (summary.cost - sum(named.values()) - sum(tagged.values())) / counted
-        if counted > 0
-        else None
+        (load.cost - sum(named.values()) - sum(tagged.values())) / counted if counted > 0 else None
     )
 
 
@@ -426,9 +419,9 @@ def _why_barred(view: View, frozen: Mapping[str, str], bundle: BundleEntry) -> s
     )
 
 
-def _why_uncounted(summary: Summary | None) -> str:
-    """Return why a summary does not count."""
-    fault = None if summary is None else fault_of_summary(summary)
+def _why_uncounted(load: Load | None) -> str:
+    """Return why a load does not count."""
+    fault = None if load is None else fault_of(load)
     return (
         "there is no fresh report of its load"
         if fault is None

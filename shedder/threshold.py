@@ -101,7 +101,7 @@ class ThresholdShedder(Policy):
 
     def _uses(self, picking: Picking, before: Mapping[str, float]) -> Mapping[str, float]:
         if not self.pulsar_exact:
-            return {broker: load.averages.weighted_max for broker, load in picking.loads.items()}
+            return {broker: load.average_use for broker, load in picking.loads.items()}
         now = {
             broker: picking.snapshot.weights.weighted_max(load.resources)
             for broker, load in picking.loads.items()

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from equipoise.channel.core.ranges import namespace_in
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic
+from equipoise.shedder.loads import BundleTraffic, Load
 from equipoise.shedder.plan import Budget, Cause, Idle, Move, Plan
 from equipoise.shedder.policy import (
     ANY,
@@ -124,9 +124,7 @@ class TransferShedder(Policy):
         known = replace(known, gave_ms=seen.gave_ms, got_ms=seen.got_ms)
         if seen.idle is not None:
             return _idle_plan(Plan(idle=seen.idle), snapshot, seen.out), known
-        spread = Spread(
-            (load.averages.weighted_max for load in seen.counted), pulsar_exact=self.pulsar_exact
-        )
+        spread = Spread((load.average_use for load in seen.counted), pulsar_exact=self.pulsar_exact)
         found = Plan(mean=spread.mean, deviation=spread.deviation, deviation_after=spread.deviation)
         round_ = _Round(settings=self, snapshot=snapshot, order=seen.order, spread=spread)
         cause = round_.cause(0, len(seen.order) - 1)
@@ -171,7 +169,7 @@ class TransferShedder(Policy):
         elif found.silent:
             idle = _silent(found.silent[0], len(found.silent))
         # Ties keep the order of ids.
-        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)
+        order = sorted(found.loads.items(), key=lambda each: each[1].average_use)
         return _Evaluation(
             order=order,
             counted=tuple(found.loads.values()),
@@ -194,7 +192,7 @@ class TransferShedder(Policy):
         for broker, moved_ms in ended_ms.items():
             since_ms = min(moved_ms, snapshot.now_ms)
             load = found.loads.get(broker)
-            known_ms = snapshot.now_ms if load is None else min(load.taken_ms, snapshot.now_ms)
+            known_ms = snapshot.now_ms if load is None else min(load.at_ms, snapshot.now_ms)
             if known_ms - since_ms < self.cool_down_ms:
                 cooling[broker] = since_ms
         return cooling
@@ -206,23 +204,23 @@ class TransferShedder(Policy):
         missing = dict.fromkeys(snapshot.live)
         gave_ms = dict(known.gave_ms)
         out: dict[str, str] = {}
-        counted: list[BrokerLoad] = []
+        counted: list[Load] = []
         order = sorted(
             snapshot.loads.items(),
             key=lambda each: (
-                math.isnan(each[1].averages.weighted_max),
-                each[1].averages.weighted_max,
+                math.isnan(each[1].average_use),
+                each[1].average_use,
             ),
         )
         for broker, load in snapshot.loads.items():
             missing.pop(broker, None)
-            if snapshot.now_ms - load.taken_ms > self.load_ttl_ms:
+            if snapshot.now_ms - load.at_ms > self.load_ttl_ms:
                 out[broker] = (
                     f"its load report is outdated (limit: {format_duration(self.load_ttl_ms)})"
                 )
                 continue
             if broker in gave_ms:
-                if load.taken_ms - gave_ms[broker] < self.cool_down_ms:
+                if load.at_ms - gave_ms[broker] < self.cool_down_ms:
                     return _Evaluation(
                         order=order,
                         counted=counted,
@@ -292,8 +290,8 @@ class _Evaluation:
     but not in `counted`.
     """
 
-    order: Sequence[tuple[str, BrokerLoad]]
-    counted: Sequence[BrokerLoad]
+    order: Sequence[tuple[str, Load]]
+    counted: Sequence[Load]
     gave_ms: Mapping[str, int]
     got_ms: Mapping[str, int]
     idle: Idle | None
@@ -306,7 +304,7 @@ class _Round:
 
     settings: TransferShedder
     snapshot: Snapshot
-    order: Sequence[tuple[str, BrokerLoad]]
+    order: Sequence[tuple[str, Load]]
     spread: Spread
     moves: list[Move] = field(default_factory=list)
     _moved: set[str] = field(default_factory=set)
@@ -322,10 +320,10 @@ class _Round:
         if self.spread.deviation > settings.target_deviation:
             return "Overloaded"
         share = min(_IDLE_SHARE_MAX, max(0.0, settings.target_deviation / 2))
-        is_unused = least.averages.weighted_max < self.spread.mean * share
-        if is_unused or least.averages.bytes_per_second < most.averages.bytes_per_second * share:
+        is_unused = least.average_use < self.spread.mean * share
+        if is_unused or least.average_bytes_per_second < most.average_bytes_per_second * share:
             return "Underloaded"
-        use = most.averages.weighted_max
+        use = most.average_use
         if (
             use > settings.overloaded_percent / 100
             and use > self.spread.mean + settings.target_deviation
@@ -361,14 +359,12 @@ class _Round:
         """Return why each checked broker and bundle stays, and the use of the others."""
         mean = format_percent(self.spread.mean)
         uses = {
-            name: f"use is {format_percent(load.averages.weighted_max)} (mean: {mean})"
+            name: f"use is {format_percent(load.average_use)} (mean: {mean})"
             for name, load in self.order
         }
         return {**uses, **self._why}
 
-    def _shed(
-        self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause
-    ) -> bool:
+    def _shed(self, source: tuple[str, Load], destination: tuple[str, Load], cause: Cause) -> bool:
         """Plan the moves between two brokers, in both directions. Return whether there are any."""
         (name, load), (_, least) = source, destination
         bundles = bundles_of(load)
@@ -379,7 +375,7 @@ class _Round:
             self._without_bundles += len(bundles)
             self._without_load += not bundles
             return False
-        offload = (load.averages.weighted_max - least.averages.weighted_max) / 2
+        offload = (load.average_use - least.average_use) / 2
         pair = _Pair(
             round=self,
             source=source,
@@ -393,18 +389,16 @@ class _Round:
             self._why[name] = "it should give bundles, but none that it reported can move"
             self._without_bundles += 1
             return False
-        shed = _over(
-            (pair.out - pair.gain) * load.averages.weighted_max, load.traffic.bytes_per_second
-        )
-        self.spread.move(load.averages.weighted_max, least.averages.weighted_max, shed)
+        shed = _over((pair.out - pair.gain) * load.average_use, load.traffic.bytes_per_second)
+        self.spread.move(load.average_use, least.average_use, shed)
         return True
 
-    def _budget(self, load: BrokerLoad, offload: float) -> float:
+    def _budget(self, load: Load, offload: float) -> float:
         """Return how many bytes per second a broker may give, if `offload` of its load is to go."""
         # Load 0 gives no relation to throughput. Pulsar then gives away all but one bundle.
-        if load.averages.weighted_max == 0:
+        if load.average_use == 0:
             return math.inf if self.settings.pulsar_exact else 0.0
-        return load.traffic.bytes_per_second * offload / load.averages.weighted_max
+        return load.traffic.bytes_per_second * offload / load.average_use
 
     def add(
         self, bundle: BundleTraffic, source: str, destination: str, cause: Cause, reason: str
@@ -462,8 +456,8 @@ class _Pair:
     """
 
     round: _Round
-    source: tuple[str, BrokerLoad]
-    destination: tuple[str, BrokerLoad]
+    source: tuple[str, Load]
+    destination: tuple[str, Load]
     cause: Cause
     budget: float
     back: Iterator[BundleTraffic]
@@ -551,8 +545,8 @@ class _Pair:
     def _reason(self, throughput: float) -> str:
         (source, load), (destination, least) = self.source, self.destination
         return (
-            f"transfer: use is {format_percent(load.averages.weighted_max)} at {source} and"
-            f" {format_percent(least.averages.weighted_max)} at {destination}; the bundle has"
+            f"transfer: use is {format_percent(load.average_use)} at {source} and"
+            f" {format_percent(least.average_use)} at {destination}; the bundle has"
             f" {format_rate(throughput)} of the {format_rate(load.traffic.bytes_per_second)} at"
             f" {source}"
         )

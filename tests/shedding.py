@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
@@ -15,7 +15,7 @@ MESSAGE_BYTES = 1_000
 NAMESPACE = "tenant/space"
 
 
-def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
+def broker(percent: float, /, **bytes_per_second: float) -> Load:
     """A broker with this CPU use in percent, and bundles with these bytes per second, in messages
     of 1,000 bytes.
     """
@@ -23,21 +23,22 @@ def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
         bundle(f"{NAMESPACE}/{name}", throughput) for name, throughput in bytes_per_second.items()
     )
     traffic = traffic_of(sum(bytes_per_second.values()))
-    return BrokerLoad(
-        taken_ms=NOW_MS,
+    return Load(
+        broker="a",
+        at_ms=NOW_MS,
         resources=Resources(cpu=Use(used=percent, limit=100)),
         traffic=traffic,
-        averages=Averages(weighted_max=percent / 100, bytes_per_second=traffic.bytes_per_second),
+        average_use=percent / 100,
+        average_bytes_per_second=traffic.bytes_per_second,
         bundle_count=len(bundles),
         bundles=bundles,
     )
 
 
-def in_namespace(namespace: str, load: BrokerLoad) -> BrokerLoad:
+def in_namespace(namespace: str, load: Load) -> Load:
     """The broker, with its bundles in another namespace."""
     bundles = [
-        replace(each, bundle=each.bundle.replace(NAMESPACE, namespace))
-        for each in load.bundles or ()
+        replace(each, bundle=each.bundle.replace(NAMESPACE, namespace)) for each in load.bundles
     ]
     return replace(load, bundles=tuple(bundles))
 
@@ -54,9 +55,9 @@ def traffic_of(bytes_per_second: float) -> Traffic:
     )
 
 
-def cluster(loads: Mapping[str, BrokerLoad]) -> Snapshot:
+def cluster(loads: Mapping[str, Load]) -> Snapshot:
     """A cluster of live brokers that serve what they report."""
-    owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
+    owners = {each.bundle: name for name, load in loads.items() for each in load.bundles}
     return Snapshot(now_ms=NOW_MS, live=tuple(sorted(loads)), loads=loads, owners=owners)
 
 

@@ -43,7 +43,7 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.snapshot import Candidates
 
 DEFAULT_DOMAIN: Final = "default-domain"
@@ -101,7 +101,7 @@ class Destinations:
         self,
         view: View,
         *,
-        loads: Mapping[str, BrokerLoad] | None = None,
+        loads: Mapping[str, Load] | None = None,
         rules: PlacementRules | None = None,
         policies: ClusterPolicies | None = None,
     ) -> None:
@@ -337,7 +337,7 @@ def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
     }
 
 
-def too_many_topics(brokers: Brokers, loads: Mapping[str, BrokerLoad], topics_max: int) -> Refused:
+def too_many_topics(brokers: Brokers, loads: Mapping[str, Load], topics_max: int) -> Refused:
     """Return the brokers that have reached the topic limit. A broker without a report has no
     topics.
     """
@@ -387,7 +387,7 @@ def isolated(
     brokers: Brokers,
     policy: Isolation,
     meant: Meant,
-    loads: Mapping[str, BrokerLoad],
+    loads: Mapping[str, Load],
     *,
     pulsar_exact: bool = False,
 ) -> Refused:
@@ -447,9 +447,9 @@ def _identifiers(text: str) -> _Identifiers:
     )
 
 
-def _is_full(load: BrokerLoad | None, usage_threshold: int) -> bool:
+def _is_full(load: Load | None, usage_threshold: int) -> bool:
     # NaN is full, too.
-    return load is not None and not load.averages.weighted_max * 100 < usage_threshold
+    return load is not None and not load.average_use * 100 < usage_threshold
 
 
 def _sift(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic, Traffic, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, Traffic, fault_of
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure
 from equipoise.shedder.reported import reported
@@ -163,8 +163,8 @@ class _Carried:
         self._traffic: dict[str, Traffic] = {}
         # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's
         # report.
-        for _, load in sorted(self._loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-            self._traffic |= {bundle.bundle: bundle.traffic for bundle in load.bundles or ()}
+        for _, load in sorted(self._loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+            self._traffic |= {bundle.bundle: bundle.traffic for bundle in load.bundles}
         self._weighed = {broker.broker: broker for broker in snapshot.brokers}
         self._costs = {
             bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles
@@ -175,7 +175,7 @@ class _Carried:
         load, weighed = self._loads.get(broker), self._weighed.get(broker)
         counted = 0 if load is None else load.bundle_count
         return Standing(
-            used=None if load is None else load.averages.weighted_max,
+            used=None if load is None else load.average_use,
             bytes_per_second=0.0 if load is None else load.traffic.bytes_per_second,
             messages_per_second=0.0 if load is None else load.traffic.messages_per_second,
             cost=0.0 if weighed is None else math.fsum(bundle.cost for bundle in weighed.bundles),
@@ -328,5 +328,5 @@ def _named(snapshot: Snapshot, brokers: Sequence[str]) -> Iterator[tuple[str, st
     yield from named[:ASKED_MAX]
 
 
-def _reported(load: BrokerLoad | None) -> Sequence[BundleTraffic]:
-    return () if load is None else load.bundles or ()
+def _reported(load: Load | None) -> Sequence[BundleTraffic]:
+    return () if load is None else load.bundles

@@ -20,8 +20,7 @@ from zlib import crc32
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.load_reports import Summary, fault_of_summary
-from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, fault_of
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
@@ -78,7 +77,7 @@ class Reports:
     * `named`: by broker, the bundles that its report names and no newer report does.
     """
 
-    loads: Mapping[str, BrokerLoad]
+    loads: Mapping[str, Load]
     carried: Mapping[str, float]
     weights: Mapping[str, float]
     usual: float
@@ -128,9 +127,9 @@ class FewestBundles:
     than one at a full broker. `loads` only exclude brokers.
     """
 
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
-    _believed: Mapping[str, BrokerLoad] = field(init=False, repr=False, compare=False)
+    _believed: Mapping[str, Load] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_believed", believed(self.loads))
@@ -154,17 +153,12 @@ class LeastCost:
     `shedder.balanced`.
     """
 
-    summaries: Mapping[str, Summary] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
     _reports: Reports = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        possible = {
-            name: summary
-            for name, summary in sorted(self.summaries.items())
-            if fault_of_summary(summary) is None
-        }
-        object.__setattr__(self, "_reports", by_cost(possible))
+        object.__setattr__(self, "_reports", by_cost(believed(self.loads)))
 
     def place(
         self,
@@ -190,7 +184,7 @@ class LeastLongTermMessageRate:
     any.
     """
 
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     overloaded_percent: float = 85.0
     rules: PlacementRules = field(default_factory=PlacementRules)
     _reports: Reports = field(init=False, repr=False, compare=False)
@@ -208,7 +202,7 @@ class LeastLongTermMessageRate:
     ) -> dict[str, int]:
         """See `Placement.place`."""
         loads = self._reports.loads
-        used = {name: load.averages.weighted_max * 100 for name, load in loads.items()}
+        used = {name: load.average_use * 100 for name, load in loads.items()}
 
         def fewest(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
             calm = [name for name in fit if used.get(name, 0.0) <= self.overloaded_percent]
@@ -238,7 +232,7 @@ class LeastResourceUsageWithWeight:
     its last reports only.
     """
 
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     difference_percent: float = 10.0
     rules: PlacementRules = field(default_factory=PlacementRules)
     _reports: Reports = field(init=False, repr=False, compare=False)
@@ -256,7 +250,7 @@ class LeastResourceUsageWithWeight:
     ) -> dict[str, int]:
         """See `Placement.place`."""
         loads = self._reports.loads
-        reported = {name: load.averages.weighted_max for name, load in loads.items()}
+        reported = {name: load.average_use for name, load in loads.items()}
 
         def least_used(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
             if self.rules.pulsar_exact:
@@ -314,7 +308,7 @@ def choose_among(
     ] or candidates
 
 
-def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
+def believed(loads: Mapping[str, Load]) -> Mapping[str, Load]:
     """Return the reports without those that hold an impossible figure."""
     return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
 
@@ -346,32 +340,31 @@ def in_turns(bundles: Iterable[BundleEntry]) -> list[BundleEntry]:
 # --- scales ---
 
 
-def by_cost(summaries: Mapping[str, Summary]) -> Reports:
+def by_cost(loads: Mapping[str, Load]) -> Reports:
     """Return reports for the `BalancedShedder`: cost of the bundles."""
-    loads = {name: summary.load for name, summary in summaries.items()}
-    carried = {name: summary.cost for name, summary in summaries.items()}
+    carried = {name: load.cost for name, load in loads.items()}
     return _reports_of(loads, carried, lambda _, bundle: bundle.cost)
 
 
-def by_messages(loads: Mapping[str, BrokerLoad]) -> Reports:
+def by_messages(loads: Mapping[str, Load]) -> Reports:
     """Return reports of messages per second, both ways."""
     carried = {name: load.traffic.messages_per_second for name, load in loads.items()}
     return _reports_of(loads, carried, lambda _, bundle: bundle.traffic.messages_per_second)
 
 
-def by_use(loads: Mapping[str, BrokerLoad]) -> Reports:
+def by_use(loads: Mapping[str, Load]) -> Reports:
     """Return reports of the decaying average of weighted use, as `TransferShedder` uses it.
 
     A bundle's share of its broker's use is its share of the broker's throughput, as in that
     shedder.
     """
-    carried = {name: load.averages.weighted_max for name, load in loads.items()}
-    throughput = sum(load.averages.bytes_per_second for load in loads.values())
+    carried = {name: load.average_use for name, load in loads.items()}
+    throughput = sum(load.average_bytes_per_second for load in loads.values())
     mean = sum(carried.values()) / throughput if throughput >= 1 else 0.0
     per_byte = {
         # Below a byte per second the use per byte is unknown.
-        name: carried[name] / load.averages.bytes_per_second
-        if load.averages.bytes_per_second >= 1
+        name: carried[name] / load.average_bytes_per_second
+        if load.average_bytes_per_second >= 1
         else mean
         for name, load in loads.items()
     }
@@ -395,7 +388,7 @@ def _capacities(destinations: Destinations) -> Mapping[str, int]:
 
 
 def _reports_of(
-    loads: Mapping[str, BrokerLoad],
+    loads: Mapping[str, Load],
     carried: Mapping[str, float],
     weight: Callable[[str, BundleTraffic], float],
 ) -> Reports:
@@ -404,8 +397,8 @@ def _reports_of(
     reporters: dict[str, str] = {}
     rest, uncounted = 0.0, 0
     # Oldest first, so that the newest report of a bundle remains.
-    for name, load in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-        reported = {bundle.bundle: weight(name, bundle) for bundle in load.bundles or ()}
+    for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+        reported = {bundle.bundle: weight(name, bundle) for bundle in load.bundles}
         weights.update(reported)
         reporters.update(dict.fromkeys(reported, name))
         if load.bundle_count > len(reported):

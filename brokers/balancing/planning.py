@@ -22,7 +22,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, Ba
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from equipoise.channel.core.view import View
-from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Budget, Move, Plan, Stay
 from equipoise.shedder.reported import format_age, format_duration
 from equipoise.shedder.scheduler import Ends
@@ -54,7 +54,7 @@ class ClusterSnapshot:
 
 def cluster_snapshot_of(
     view: View,
-    summaries: Iterable[Summary],
+    loads: Iterable[Load],
     settings: BalancingSettings,
     *,
     now_ms: int,
@@ -67,9 +67,9 @@ def cluster_snapshot_of(
     A broker without recent reports takes no part, even if a policy's own limit would still accept
     its last report.
     """
-    known = tuple(summaries)
-    loads = believed({summary.broker: summary.load for summary in known})
-    destinations = Destinations(view, loads=loads, rules=settings.placement)
+    known = tuple(loads)
+    plausible = believed({load.broker: load for load in known})
+    destinations = Destinations(view, loads=plausible, rules=settings.placement)
     age_ms_max = _age_ms_max(settings)
     snapshot = take(
         view,
@@ -81,12 +81,12 @@ def cluster_snapshot_of(
         frozen=controls_in(view, now_ms).why_frozen,
     )
     silent = {
-        summary.broker: (
-            f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit:"
+        load.broker: (
+            f"its last load report was made {format_age(now_ms - load.at_ms)} (limit:"
             f" {format_duration(age_ms_max)})"
         )
-        for summary in known
-        if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
+        for load in known
+        if load.broker in snapshot.live and abs(now_ms - load.at_ms) > age_ms_max
     }
     snapshot = replace(
         snapshot,
@@ -99,21 +99,15 @@ def cluster_snapshot_of(
     return ClusterSnapshot(destinations=destinations, snapshot=snapshot)
 
 
-def fresh(
-    summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int
-) -> Mapping[str, Summary]:
-    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: those that
+def fresh(loads: Iterable[Load], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Load]:
+    """Return the loads that placement uses at `now_ms` (Unix time), by broker: those that
     `cluster_snapshot_of` counts as recent.
 
     Without this check, a broker that was idle when its reports stopped would get every bundle. An
     unknown broker counts as the mean.
     """
     age_ms_max = _age_ms_max(settings)
-    return {
-        summary.broker: summary
-        for summary in summaries
-        if abs(now_ms - summary.load.taken_ms) <= age_ms_max
-    }
+    return {load.broker: load for load in loads if abs(now_ms - load.at_ms) <= age_ms_max}
 
 
 def _age_ms_max(settings: BalancingSettings) -> int:

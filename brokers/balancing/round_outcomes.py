@@ -18,7 +18,7 @@ from typing import Final
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Change
 from equipoise.channel.core.view import View
-from equipoise.shedder.load_reports import Summary, fault_of_summary
+from equipoise.shedder.loads import Load, fault_of
 from equipoise.shedder.plan import Move, Plan, Stay
 
 WAIT_MS: Final = 60_000
@@ -86,7 +86,7 @@ class _Round:
         )
         return not self.open and (is_measured or abs(now_ms - self.ended_ms) >= WAIT_MS)
 
-    def decision(self, summaries: Mapping[str, Summary], *, broker: str, now_ms: int) -> Decision:
+    def decision(self, loads: Mapping[str, Load], *, broker: str, now_ms: int) -> Decision:
         """Return the outcome as a decision of the leader `broker`."""
         return Decision(
             at_ms=now_ms,
@@ -99,15 +99,13 @@ class _Round:
                 ),
                 stays=tuple(self.stays),
             ),
-            brokers=tuple(self._outcomes(summaries)),
+            brokers=tuple(self._outcomes(loads)),
             durations_ms=self.durations_ms,
         )
 
-    def _outcomes(self, summaries: Mapping[str, Summary]) -> Iterator[BrokerOutcome]:
+    def _outcomes(self, loads: Mapping[str, Load]) -> Iterator[BrokerOutcome]:
         """Yield what was predicted and what is measured, by broker."""
-        known = {
-            broker: summaries[broker].cost for broker in self.capacities if broker in summaries
-        }
+        known = {broker: loads[broker].cost for broker in self.capacities if broker in loads}
         capacity = sum(self.capacities[broker] for broker in known)
         mean = sum(known.values()) / capacity if capacity else 0.0
         for broker, (before, predicted) in sorted(
@@ -206,18 +204,18 @@ class RoundOutcomes:
                         touched.disturbed = touched.disturbed or reason
 
     def measured(
-        self, summaries: Mapping[str, Summary], *, broker: str, now_ms: int
+        self, loads: Mapping[str, Load], *, broker: str, now_ms: int
     ) -> Iterator[Decision]:
         """Return the outcomes that are known now, as decisions of the leader `broker`, and forget
         their rounds.
 
-        `summaries` are those of `plausible`. With 1,000 brokers, each outcome takes some
+        `loads` are those of `plausible`. With 1,000 brokers, each outcome takes some
         milliseconds when it is taken.
         """
         for each in self._rounds:
             for name, touched in each.touched.items():
-                if name in summaries:
-                    touched.reported(summaries[name].load.taken_ms)
+                if name in loads:
+                    touched.reported(loads[name].at_ms)
         surplus = len(self._rounds) - ROUNDS_MAX
         over = [
             each
@@ -225,14 +223,14 @@ class RoundOutcomes:
             if number < surplus or each.is_over(now_ms)
         ]
         self._rounds = [each for each in self._rounds if each not in over]
-        return (each.decision(summaries, broker=broker, now_ms=now_ms) for each in over)
+        return (each.decision(loads, broker=broker, now_ms=now_ms) for each in over)
 
 
-def plausible(summaries: Iterable[Summary]) -> Mapping[str, Summary]:
-    """Return the summaries that can be true, by broker. Call it in a thread: those of 1,000 brokers
+def plausible(loads: Iterable[Load]) -> Mapping[str, Load]:
+    """Return the loads that can be true, by broker. Call it in a thread: those of 1,000 brokers
     take tens of milliseconds.
     """
-    return {each.broker: each for each in summaries if fault_of_summary(each) is None}
+    return {each.broker: each for each in loads if fault_of(each) is None}
 
 
 def ends_of(move: Move) -> tuple[str, ...]:

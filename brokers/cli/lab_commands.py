@@ -341,12 +341,12 @@ def _recorded(channel: Channel, *, steps: int, step_s: float) -> Recording:
             for step in range(steps):
                 time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))
                 read_on(access.log, access.reader, deadline=channel.deadline())
-                summaries = bus.latest()
+                loads = bus.latest()
                 settings = settings_in(access.view, BalancingSettings())
                 now_ms = time.time_ns() // 1_000_000
-                used = {summary.broker: summary.load.averages.weighted_max for summary in summaries}
+                used = {load.broker: load.average_use for load in loads}
                 recording.note(
-                    cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot,
+                    cluster_snapshot_of(access.view, loads, settings, now_ms=now_ms).snapshot,
                     used,
                 )
                 note(step + 1, steps)

@@ -119,9 +119,7 @@ def trace(
     age_ms_max, recording = max(REPORT_AGE_MS, round(2_000 * every)), Recording(step_s=every)
     with open_archive(Path(source)) as archive, progress("reading", unit="steps") as note:
         for now_ms, cluster in replayed(archive, step_ms=round(every * 1_000)):
-            used = {
-                broker: load.averages.weighted_max for broker, load in cluster.reports.loads.items()
-            }
+            used = {broker: load.average_use for broker, load in cluster.reports.loads.items()}
             recording.note(snapshot_of(cluster, now_ms=now_ms, age_ms_max=age_ms_max), used)
             note(recording.steps, None)
     made = recording.trace(output.stem)

@@ -1,7 +1,7 @@
 """Carry load reports between brokers, through side logs beside the channel's log.
 
-Without Kafka the broker that reports also makes its summary. On Kafka load workers do
-(`brokers.load.worker`), within milliseconds; without workers, summaries grow old, which their age
+Without Kafka the broker that reports also makes the averages. On Kafka load workers do
+(`brokers.load.worker`), within milliseconds; without workers, loads grow old, which their age
 shows.
 """
 
@@ -11,19 +11,19 @@ import time
 from collections.abc import Sequence
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_summary, encode_sample, encode_summary
+from equipoise.brokers.load.documents import decode_load, encode_load
 from equipoise.brokers.load.topics import LOADS, SAMPLES
 from equipoise.channel.core.side_log import Document, SideLog, read_on
 from equipoise.channel.log.open_log import open_side_log
-from equipoise.shedder.load_reports import Sample, Summary, summarized
+from equipoise.shedder.loads import Load, averaged
 
 
 class LoadBus:
     """A handle on the load reports of one cluster, for one thread at a time.
 
-    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
+    * A report may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
       its age.
-    * Averages are over the samples that arrived, from any handle.
+    * Averages are over the reports that arrived, from any handle.
     * A broker without a report for `LOADS.kept_ms` is gone.
     * Calls may block for as long as writing a small file.
 
@@ -32,30 +32,29 @@ class LoadBus:
 
     def __init__(self, log_url: str) -> None:
         """Raises what `open_side_log` raises."""
-        self._summaries = open_side_log(log_url, LOADS)
+        self._loads = open_side_log(log_url, LOADS)
         self._samples: SideLog | None = (
             open_side_log(log_url, SAMPLES) if log_url.startswith("kafka:") else None
         )
         self._position: int | None = None
         # By broker, with the time when it came.
-        self._latest: dict[str, tuple[int, Summary]] = {}
+        self._latest: dict[str, tuple[int, Load]] = {}
 
-    def publish(self, sample: Sample) -> None:
-        """Publish a sample."""
+    def publish(self, load: Load) -> None:
+        """Publish what a broker has measured."""
         if self._samples is not None:
-            self._samples.append([Document(sample.broker, encode_sample(sample))])
+            self._samples.append([Document(load.broker, encode_load(load))])
             return
         self._read_on()
-        _, before = self._latest.get(sample.broker, (0, None))
-        summary = encode_summary(summarized(before, sample))
-        self._summaries.append([Document(sample.broker, summary)])
+        _, before = self._latest.get(load.broker, (0, None))
+        self._loads.append([Document(load.broker, encode_load(averaged(before, load)))])
 
     def withdraw(self, broker: str) -> None:
         """Remove the reports of a broker that leaves."""
-        (self._samples or self._summaries).append([Document(broker, None)])
+        (self._samples or self._loads).append([Document(broker, None)])
 
-    def latest(self) -> Sequence[Summary]:
-        """Return the latest summary of each broker, ordered by id, without unreadable ones."""
+    def latest(self) -> Sequence[Load]:
+        """Return the latest load of each broker, ordered by id, without unreadable ones."""
         self._read_on()
         return [self._latest[broker][1] for broker in sorted(self._latest)]
 
@@ -63,16 +62,16 @@ class LoadBus:
         oldest_ms = time.time_ns() // 1_000_000 - LOADS.kept_ms
         position = self._position
         if position is None:
-            position = self._summaries.position_at(oldest_ms)
+            position = self._loads.position_at(oldest_ms)
         # Only the newest of each broker is decoded: a new handle reads the reports of an hour.
         newest = {}
-        for kept in read_on(self._summaries, position):
+        for kept in read_on(self._loads, position):
             newest[kept.key] = kept
             position = kept.position + 1
         self._position = position  # Not before: what an error interrupts is read again.
         for broker, kept in newest.items():
             try:
-                self._latest[broker] = kept.at_ms, decode_summary(kept.value or b"")
+                self._latest[broker] = kept.at_ms, decode_load(kept.value or b"")
             except UnreadableLoad:
                 self._latest.pop(broker, None)
         self._latest = {

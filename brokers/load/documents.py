@@ -1,4 +1,4 @@
-"""Encode and decode load samples, summaries and bundles as compact JSON.
+"""Encode and decode the loads of brokers and bundles as compact JSON.
 
 Input comes from other programs and is checked by hand: each parser returns a value or raises
 `UnreadableLoad`. Unknown fields are ignored.
@@ -22,23 +22,21 @@ from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, te
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
 from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
-from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.loads import (
     RATES,
-    Averages,
-    BrokerLoad,
     BundleTraffic,
+    Load,
     Resources,
     Traffic,
     Use,
 )
 
-SAMPLE_BYTES_MAX: Final = 6_144
-"""The largest encoded sample, after `light`: the costs of 512 bundles, and about 30 bundles with
+REPORT_BYTES_MAX: Final = 6_144
+"""The largest encoded report, after `light`: the costs of 512 bundles, and about 30 bundles with
 names of 40 characters."""
 
-SUMMARY_BYTES_MAX: Final = 4 * SAMPLE_BYTES_MAX
-"""The largest summary of light samples.
+LOAD_BYTES_MAX: Final = 4 * REPORT_BYTES_MAX
+"""The largest load with averages over light reports.
 
 It has the same rows, but averages are not rounded: a figure of 3 characters may take 24, which
 makes the shortest bundle row three times as long.
@@ -57,28 +55,29 @@ _COLUMN_CHARACTERS_MAX: Final = 4 * ((COSTS_MAX * ENTRY_BYTES + 2) // 3)
 _Value = TypeVar("_Value")
 
 
-def light(sample: Sample) -> Sample:
-    """Return the sample as it is sent: figures rounded, and the lightest bundles dropped if it is
-    too large.
+def light(load: Load) -> Load:
+    """Return the load as its broker sends it: figures rounded, and the lightest bundles dropped if
+    it is too large.
 
-    Its encoding takes at most `SAMPLE_BYTES_MAX`, however long its names are.
+    Its encoding takes at most `REPORT_BYTES_MAX`, however long its names are.
     """
     rounded = replace(
-        sample,
+        load,
         resources=Resources(
-            **{name: _rounded_use(getattr(sample.resources, name)) for name in _RESOURCES}
+            **{name: _rounded_use(getattr(load.resources, name)) for name in _RESOURCES}
         ),
-        used=_rounded(sample.used),
-        traffic=_rounded_traffic(sample.traffic),
-        cost=_rounded(sample.cost),
-        noise=None if sample.noise is None else _rounded(sample.noise),
-        cpu_use=None if sample.cpu_use is None else _rounded(sample.cpu_use),
-        cpu_cost=_rounded(sample.cpu_cost),
+        average_use=_rounded(load.average_use),
+        average_bytes_per_second=_rounded(load.average_bytes_per_second),
+        traffic=_rounded_traffic(load.traffic),
+        cost=_rounded(load.cost),
+        noise=None if load.noise is None else _rounded(load.noise),
+        cpu_use=None if load.cpu_use is None else _rounded(load.cpu_use),
+        cpu_cost=_rounded(load.cpu_cost),
         bundles=(),
     )
-    room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
+    room = REPORT_BYTES_MAX - len(encode_load(rounded))
     heaviest_first: list[BundleTraffic] = []
-    for each in reversed(sample.bundles):  # Rounded one by one, since thousands may not fit.
+    for each in reversed(load.bundles):  # Rounded one by one, since thousands may not fit.
         bundle = replace(each, traffic=_rounded_traffic(each.traffic), cost=_rounded(each.cost))
         room -= len(encode_bundle(bundle)) + 1  # The comma.
         if room < 0:
@@ -87,46 +86,24 @@ def light(sample: Sample) -> Sample:
     return replace(rounded, bundles=tuple(reversed(heaviest_first)))
 
 
-def encode_sample(sample: Sample) -> bytes:
-    """Encode a sample."""
+def encode_load(load: Load) -> bytes:
+    """Encode a load. A broker that reports no bundles is written with an empty list."""
     return orjson.dumps(
         {
-            "broker": sample.broker,
-            "at_ms": sample.at_ms,
-            "history": sample.history,
-            "resources": _row_of_resources(sample.resources),
-            "used": sample.used,
-            "traffic": astuple(sample.traffic),
-            "bundle_count": sample.bundle_count,
-            "topics": sample.topics,
-            "cost": sample.cost,
-            "noise": sample.noise,
-            "cpu_use": sample.cpu_use,
-            "cpu_cost": sample.cpu_cost,
-            "column": b64encode(sample.column).decode(),
-            "bundles": [_row_of_bundle(bundle) for bundle in sample.bundles],
-        }
-    )
-
-
-def encode_summary(summary: Summary) -> bytes:
-    """Encode a summary. A broker that reports no bundles is written with an empty list."""
-    load = summary.load
-    return orjson.dumps(
-        {
-            "broker": summary.broker,
-            "at_ms": load.taken_ms,
+            "broker": load.broker,
+            "at_ms": load.at_ms,
+            "history": load.history,
             "resources": _row_of_resources(load.resources),
+            "averages": [load.average_use, load.average_bytes_per_second],
             "traffic": astuple(load.traffic),
-            "averages": [load.averages.weighted_max, load.averages.bytes_per_second],
             "bundle_count": load.bundle_count,
             "topics": load.topics,
-            "cost": summary.cost,
-            "noise": summary.noise,
-            "cpu_use": summary.cpu_use,
-            "cpu_cost": summary.cpu_cost,
-            "column": b64encode(summary.column).decode(),
-            "bundles": [_row_of_bundle(bundle) for bundle in load.bundles or ()],
+            "cost": load.cost,
+            "noise": load.noise,
+            "cpu_use": load.cpu_use,
+            "cpu_cost": load.cpu_cost,
+            "column": b64encode(load.column).decode(),
+            "bundles": [_row_of_bundle(bundle) for bundle in load.bundles],
         }
     )
 
@@ -136,14 +113,9 @@ def encode_bundle(bundle: BundleTraffic) -> bytes:
     return orjson.dumps(_row_of_bundle(bundle))
 
 
-def decode_sample(data: bytes) -> Sample:
-    """Decode what `encode_sample` encoded. Raises `UnreadableLoad` for anything else."""
-    return _parsed(data, "sample", _sample)
-
-
-def decode_summary(data: bytes) -> Summary:
-    """Decode what `encode_summary` encoded. Raises `UnreadableLoad` for anything else."""
-    return _parsed(data, "summary", _summary)
+def decode_load(data: bytes) -> Load:
+    """Decode what `encode_load` encoded. Raises `UnreadableLoad` for anything else."""
+    return _parsed(data, "report", _load)
 
 
 def decode_bundle(data: bytes) -> BundleTraffic:
@@ -158,16 +130,17 @@ def _parsed(data: bytes, what: str, read: Callable[[object], _Value]) -> _Value:
         raise UnreadableLoad(what=what, problem=str(error)) from None
 
 
-def _sample(document: object) -> Sample:
+def _load(document: object) -> Load:
     raw = _object(document)
-    history = _figure(raw.get("history"), "history")
-    if not 0 <= history <= 1:
-        fail("history must be a share from 0 to 1")
-    return Sample(
+    average_use, average_bytes_per_second = (
+        _figure(each, "averages") for each in _row(raw.get("averages"), "averages", 2)
+    )
+    return Load(
         broker=_broker(raw),
         at_ms=integer(raw, "at_ms"),
         resources=_resources(raw),
-        used=_figure(raw.get("used"), "used"),
+        average_use=average_use,
+        average_bytes_per_second=average_bytes_per_second,
         traffic=_traffic(_row(raw.get("traffic"), "traffic", len(RATES)), "traffic"),
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
@@ -177,34 +150,14 @@ def _sample(document: object) -> Sample:
         cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         column=_column(raw),
         bundles=_bundles(raw),
-        history=history,
+        history=history_in(raw),
     )
 
 
-def _summary(document: object) -> Summary:
-    raw = _object(document)
-    weighted_max, bytes_per_second = _row(raw.get("averages"), "averages", 2)
-    load = BrokerLoad(
-        taken_ms=integer(raw, "at_ms"),
-        resources=_resources(raw),
-        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(RATES)), "traffic"),
-        averages=Averages(
-            weighted_max=_figure(weighted_max, "averages"),
-            bytes_per_second=_figure(bytes_per_second, "averages"),
-        ),
-        bundle_count=integer(raw, "bundle_count"),
-        topics=integer(raw, "topics"),
-        bundles=_bundles(raw),
-    )
-    return Summary(
-        broker=_broker(raw),
-        load=load,
-        cost=_figure(raw.get("cost"), "cost"),
-        noise=_unless_null(raw, "noise"),
-        cpu_use=_unless_null(raw, "cpu_use"),
-        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
-        column=_column(raw),
-    )
+def history_in(raw: Raw) -> float:
+    """Return the `history` of a document. Raises `MalformedError`."""
+    history = _figure(raw.get("history"), "history")
+    return history if 0 <= history <= 1 else fail("history must be a share from 0 to 1")
 
 
 def _unless_null(raw: Raw, name: str) -> float | None:

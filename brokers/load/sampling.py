@@ -17,8 +17,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.cost_column import pack
 from equipoise.shedder.cost_windows import CostWindows
-from equipoise.shedder.load_reports import Sample
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 
@@ -301,14 +300,14 @@ def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:
 
 def sampled(
     carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings
-) -> Sample:
+) -> Load:
     """Return the sample of a broker at `at_ms` (Unix time)."""
     rules = settings.reports
-    return Sample(
+    return Load(
         broker=broker,
         at_ms=at_ms,
         resources=resources,
-        used=settings.weights.weighted_max(resources),
+        average_use=settings.weights.weighted_max(resources),
         traffic=carried.traffic,
         bundle_count=len(carried.names),
         topics=sum(carried.topics),
@@ -328,7 +327,7 @@ class Report:
     bundles.
     """
 
-    sample: Sample
+    sample: Load
     at_ms: int
     open_bundles: tuple[str, ...] = ()
 
@@ -355,7 +354,7 @@ def report_due(last: Report | None, now: Report, rules: ReportRules) -> bool:
     )
 
 
-def change_percent(last: Sample, now: Sample) -> float:
+def change_percent(last: Load, now: Load) -> float:
     """Return the change of the figure that changed most: use in percentage points, all others in
     percent of the old value.
     """

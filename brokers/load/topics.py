@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from equipoise.brokers.load.documents import SUMMARY_BYTES_MAX
+from equipoise.brokers.load.documents import LOAD_BYTES_MAX
 from equipoise.channel.core.side_log import SideTopic
 
 PARTITIONS: Final = 8
@@ -29,9 +29,9 @@ LOADS: Final = SideTopic(
     kept_ms=SUMMARIES_KEPT_MS,
     rows_max=100_000,  # 100 to 200 MB, a day of three brokers.
     cleanup="compact,delete",
-    document_bytes_max=SUMMARY_BYTES_MAX,
+    document_bytes_max=LOAD_BYTES_MAX,
 )
-"""Summaries, by broker, which brokers read. One partition, since readers want all of them."""
+"""Loads with averages, by broker, for brokers. One partition, since readers want all of them."""
 
 SAMPLES: Final = replace(
     LOADS, name="samples", kept_ms=PASSING_KEPT_MS, cleanup="delete", partitions=PARTITIONS

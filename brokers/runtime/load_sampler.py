@@ -1,4 +1,4 @@
-"""Sample what bundles cost from a broker's services, and check the answers.
+"""Load what bundles cost from a broker's services, and check the answers.
 
 A service may count from one call of `load` to the next, so all callers share one sample.
 """

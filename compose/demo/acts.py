@@ -204,7 +204,7 @@ async def kill_load_workers(demo: Demo) -> None:
 
 
 def _newest_ms(demo: Demo) -> int:
-    return max((summary.load.taken_ms for summary in demo.summaries), default=0)
+    return max((load.at_ms for load in demo.reports), default=0)
 
 
 # --- what the balancer does: an act sets settings on the channel, and removes them at its end ---
@@ -249,8 +249,8 @@ async def split_hot_bundles(demo: Demo) -> None:
     hottest = max(
         (
             (bundle.traffic.messages_per_second, bundle.bundle)
-            for summary in demo.summaries
-            for bundle in summary.load.bundles or ()
+            for load in demo.reports
+            for bundle in load.bundles
             if bundle.topics != 1 and bundle.bundle.startswith(f"{namespace}/")
         ),
         default=None,

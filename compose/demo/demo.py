@@ -26,7 +26,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Load
 from equipoise.shedder.spread import Spread
 from tests.load import admin_requests
 from tests.load.callers import CallerProcess
@@ -63,7 +63,7 @@ class Screen:
 @dataclass(slots=True, kw_only=True)
 class Demo:
     """What an act may use. `bundles` is the number of bundles per namespace. Without Pulsar
-    clients, `fleet` is None. `summaries` are the latest load reports.
+    clients, `fleet` is None. `reports` are the latest load reports.
     """
 
     bundles: Mapping[str, int]
@@ -75,7 +75,7 @@ class Demo:
     loads: LoadBus
     screen: Screen
     random: Random = field(default_factory=Random)
-    summaries: Sequence[Summary] = ()
+    reports: Sequence[Load] = ()
     moves: Moves = field(default_factory=Moves)
     done: Counter[MoveKind] = field(default_factory=Counter)
     cancelled: int = 0
@@ -107,7 +107,7 @@ class Demo:
     @property
     def used(self) -> Mapping[str, float]:
         """The average use of each live broker's busiest resource, of those that report."""
-        reported = {each.broker: each.load.averages.weighted_max for each in self.summaries}
+        reported = {each.broker: each.average_use for each in self.reports}
         live = sorted(broker.broker for broker in self.table.view.live_brokers())
         return {broker: reported[broker] for broker in live if broker in reported}
 
@@ -185,9 +185,9 @@ class Demo:
         """Read load reports and draw the screen four times a second, until cancelled."""
         while True:
             try:
-                self.summaries = await asyncio.to_thread(self.loads.latest)
+                self.reports = await asyncio.to_thread(self.loads.latest)
             except PeerError:
-                self.summaries = ()
+                self.reports = ()
             self.screen.live.update(self._picture(), refresh=True)
             await asyncio.sleep(_DRAW_S)
 

@@ -10,9 +10,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_summary
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import BundleTraffic, Traffic, Use
+from equipoise.brokers.load.documents import decode_load
+from equipoise.shedder.loads import BundleTraffic, Load, Traffic, Use
 
 Row = Mapping[str, str | int | float | None]
 
@@ -31,30 +30,30 @@ def load_rows(document: bytes) -> LoadRows | None:
     number is null.
     """
     try:
-        summary = decode_summary(document)
+        load = decode_load(document)
     except UnreadableLoad:
         return None
     return LoadRows(
-        brokers=(_of_broker(summary),),
-        bundles=tuple(_of_bundle(summary.broker, each) for each in summary.load.bundles or ()),
+        brokers=(_of_broker(load),),
+        bundles=tuple(_of_bundle(load.broker, each) for each in load.bundles),
     )
 
 
-def _of_broker(summary: Summary) -> Row:
-    load, resources = summary.load, summary.load.resources
+def _of_broker(load: Load) -> Row:
+    resources = load.resources
     return {
-        "broker": summary.broker,
-        "reported_at": load.taken_ms,
+        "broker": load.broker,
+        "reported_at": load.at_ms,
         "cpu": _share(resources.cpu),
         "memory": _share(resources.memory),
         "direct_memory": _share(resources.direct_memory),
         "bandwidth_in": _share(resources.bandwidth_in),
         "bandwidth_out": _share(resources.bandwidth_out),
         **_rates(load.traffic),
-        "weighted_max": _figure(load.averages.weighted_max),
+        "weighted_max": _figure(load.average_use),
         "bundles": load.bundle_count,
         "topics": load.topics,
-        "cost": _figure(summary.cost),
+        "cost": _figure(load.cost),
     }
 
 

@@ -25,7 +25,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Load
 from equipoise.shedder.spread import Spread
 from tests.benchmarks.frame import report_on_log, summary
 from tests.load.admin_requests import CORES, QUICK, tune
@@ -45,14 +45,14 @@ PATIENCE_MS: Final = 90_000
 _LOOK_S: Final = 0.1
 _NS_PER_S: Final = 1_000_000_000
 
-IsBalanced = Callable[[View, Sequence[Summary], BalancingSettings], bool]
+IsBalanced = Callable[[View, Sequence[Load], BalancingSettings], bool]
 
 
-def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
+def even_by_use(view: View, summaries: Sequence[Load], settings: BalancingSettings) -> bool:
     """Whether all live brokers report, and the deviation of what they use on average is within the
     target of `TransferShedder`.
     """
-    used = [known.load.averages.weighted_max for known in summaries if known.broker in _live(view)]
+    used = [known.average_use for known in summaries if known.broker in _live(view)]
     return (
         len(used) == len(view.live)
         and Spread(used, pulsar_exact=False).deviation
@@ -60,7 +60,7 @@ def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSet
     )
 
 
-def even_by_cost(view: View, _summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
+def even_by_cost(view: View, _summaries: Sequence[Load], settings: BalancingSettings) -> bool:
     """Whether no live broker is further from the mean than the `BalancedShedder` leaves it, or than
     a bundle, by true costs.
 

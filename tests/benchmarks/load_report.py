@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.documents import SAMPLE_BYTES_MAX, encode_sample, light
+from equipoise.brokers.load.documents import REPORT_BYTES_MAX, encode_load, light
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.load_sampler import LoadSampler
@@ -89,7 +89,7 @@ def measured() -> tuple[list[float], list[float]]:
         sample = sampled(
             carried, broker="broker:8080", at_ms=turn, resources=Resources(), settings=settings
         )
-        data = encode_sample(light(sample))
+        data = encode_load(light(sample))
         took_ms.append((time.process_time() - began) * 1_000)
         lengths.append(float(len(data)))
     return took_ms[1:], lengths  # The first has no averages before it.
@@ -111,7 +111,7 @@ def largest() -> int:
     sample = sampled(
         carried, broker="b" * 255, at_ms=2**62, resources=Resources(), settings=everything
     )
-    return len(encode_sample(light(sample)))
+    return len(encode_load(light(sample)))
 
 
 def measure(_: Path) -> dict[str, object]:
@@ -128,5 +128,5 @@ if __name__ == "__main__":
     report(
         "load_report",
         measure,
-        f"{BUNDLES} bundles; a report may have {SAMPLE_BYTES_MAX} bytes; one core",
+        f"{BUNDLES} bundles; a report may have {REPORT_BYTES_MAX} bytes; one core",
     )

@@ -27,8 +27,7 @@ from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
 from equipoise.shedder.cost_column import pack
-from equipoise.shedder.load_reports import Sample
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
 from tests.benchmarks.frame import report, summary
 from tests.benchmarks.view import view_of
 
@@ -41,7 +40,7 @@ SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_m
 )
 
 
-def samples_of(view: View) -> Iterator[Sample]:
+def samples_of(view: View) -> Iterator[Load]:
     """Yield the report of each broker. A tenth of the brokers are nearly idle."""
     chance = random.Random(SEED)
     for number, broker in enumerate(view.live_brokers()):
@@ -51,11 +50,11 @@ def samples_of(view: View) -> Iterator[Sample]:
             for bundle in view.held_by(broker.incarnation)
         }
         busiest = sorted(costs, key=costs.__getitem__)[-NAMED:]
-        yield Sample(
+        yield Load(
             broker=broker.broker,
             at_ms=NOW_MS,
             resources=Resources(cpu=Use(used=60 * busy, limit=100)),
-            used=0.6 * busy,
+            average_use=0.6 * busy,
             traffic=Traffic(messages_in_per_second=sum(costs.values())),
             bundle_count=len(costs),
             cost=sum(costs.values()),

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from equipoise.shedder.average import Hits
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
 from equipoise.shedder.snapshot import Candidates, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.benchmarks.frame import report, summary
@@ -40,18 +40,20 @@ def cluster_of() -> Snapshot:
     )
 
 
-def load_of(number: int, bundles: int, chance: random.Random) -> BrokerLoad:
+def load_of(number: int, bundles: int, chance: random.Random) -> Load:
     """What one broker says."""
     busy = 0.1 if number % 10 == 0 else chance.uniform(0.5, 1.5)
     carried = sorted(chance.paretovariate(1.5) * 100_000 * busy for _ in range(bundles))
     traffic = Traffic(
         bytes_out_per_second=sum(carried), messages_out_per_second=sum(carried) / 1_000
     )
-    return BrokerLoad(
-        taken_ms=NOW_MS,
+    return Load(
+        broker=f"b{number}",
+        at_ms=NOW_MS,
         resources=Resources(cpu=Use(used=60 * busy, limit=100)),
         traffic=traffic,
-        averages=Averages(weighted_max=0.6 * busy, bytes_per_second=traffic.bytes_per_second),
+        average_use=0.6 * busy,
+        average_bytes_per_second=traffic.bytes_per_second,
         bundle_count=bundles,
         bundles=tuple(
             BundleTraffic(

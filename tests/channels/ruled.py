@@ -10,7 +10,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import Document
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.shedder.loads import BundleTraffic, Load, Traffic
 from tests.channels.folding import Channel, joined
 
 
@@ -81,7 +81,7 @@ def load(
     messages: float = 0.0,
     throughput: float = 0.0,
     bundles: Mapping[str, float] | None = None,
-) -> BrokerLoad:
+) -> Load:
     """A report: use as a fraction, and of each bundle the same number of bytes and messages per
     second.
     """
@@ -89,9 +89,11 @@ def load(
         name: Traffic(bytes_in_per_second=rate, messages_in_per_second=rate)
         for name, rate in (bundles or {}).items()
     }
-    return BrokerLoad(
-        taken_ms=0,
-        averages=Averages(weighted_max=used, bytes_per_second=throughput),
+    return Load(
+        broker="a",
+        at_ms=0,
+        average_use=used,
+        average_bytes_per_second=throughput,
         traffic=Traffic(bytes_in_per_second=throughput, messages_in_per_second=messages),
         topics=topics,
         bundle_count=len(traffic),

@@ -20,8 +20,7 @@ from equipoise.brokers.load.topics import LOADS
 from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog
-from equipoise.shedder.load_reports import Sample, Summary, summarized
-from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Load, Resources, Traffic, Use, averaged
 from tests.contract.load_bus_adapters import ADAPTERS
 
 DEADLINE_SECONDS = 60.0
@@ -68,7 +67,7 @@ def started_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
+def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Load:
     """A light sample, `at_ms` after the start of the test. The names of the arguments are those of
     bundles, in a namespace of this test: of a bundle averages outlive the broker that had it.
     """
@@ -81,11 +80,11 @@ def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) ->
         for name, each in traffic.items()
     ]
     return light(
-        Sample(
+        Load(
             broker=broker,
             at_ms=started_ms() + at_ms,
             resources=Resources(cpu=Use(used=100 * used, limit=100)),
-            used=used,
+            average_use=used,
             traffic=Traffic(bytes_in_per_second=sum(rates.values())),
             bundle_count=len(rates) + 1,
             topics=7,
@@ -95,11 +94,11 @@ def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) ->
     )
 
 
-def summary(*samples: Sample) -> Summary:
-    """The summary of samples of one broker, one after the other."""
+def load(*samples: Load) -> Load:
+    """The load of samples of one broker, one after the other."""
     found = None
     for each in samples:
-        found = summarized(found, each)
+        found = averaged(found, each)
     assert found is not None
     return found
 
@@ -113,23 +112,23 @@ def file_url(folder: Path) -> str:
 
 def until(
     bus: LoadBus,
-    condition: Callable[[Sequence[Summary]], bool],
+    condition: Callable[[Sequence[Load]], bool],
     *,
     seconds: float = DEADLINE_SECONDS,
-) -> Sequence[Summary]:
-    """The summaries, once the condition holds or the deadline has passed."""
+) -> Sequence[Load]:
+    """The loads, once the condition holds or the deadline has passed."""
     give_up = time.monotonic() + seconds
     while not condition(found := bus.latest()) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
     return found
 
 
-def publish(bus: LoadBus, *samples: Sample) -> None:
-    """Publish, and wait until each is summarized. A sample may be lost: then publish it again."""
+def publish(bus: LoadBus, *samples: Load) -> None:
+    """Publish, and wait until each is averaged. A sample may be lost: then publish it again."""
     for each in samples:
 
-        def is_there(found: Sequence[Summary], at: Sample = each) -> bool:
-            return any(s.broker == at.broker and s.load.taken_ms == at.at_ms for s in found)
+        def is_there(found: Sequence[Load], at: Load = each) -> bool:
+            return any(s.broker == at.broker and s.at_ms == at.at_ms for s in found)
 
         for _ in range(PUBLICATIONS_MAX):
             bus.publish(each)
@@ -147,7 +146,7 @@ def test_what_is_published_is_read_by_every_handle(open_bus: Callable[[], LoadBu
     published = [sample("127.0.0.1:8081", x=0.1), sample("127.0.0.1:8080", y=1e17, z=0)]
     publish(one, published[0])
     publish(other, published[1])
-    expected = [summary(published[1]), summary(published[0])]
+    expected = [load(published[1]), load(published[0])]
     for handle in (one, other):
         assert expected == list(until(handle, lambda found: len(found) == len(expected)))
 
@@ -157,7 +156,7 @@ def test_the_latest_of_each_broker_is_kept(open_bus: Callable[[], LoadBus]) -> N
     bus = open_bus()
     samples = [sample("a", at_ms=at_ms, x=at_ms) for at_ms in (5, 7, 6)]
     publish(bus, *samples)
-    assert [summary(*samples)] == list(bus.latest())
+    assert [load(*samples)] == list(bus.latest())
 
 
 def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> None:
@@ -170,9 +169,9 @@ def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> N
     for each in samples:
         publish(open_bus(), each)
     (found,) = open_bus().latest()
-    assert math.isclose(0.9 * (0.9 * 0.5 + 0.1 * 0.9) + 0.1 * 0.5, found.load.averages.weighted_max)
-    assert math.isclose(0.9 * 110, (found.load.bundles or ())[0].traffic.bytes_in_per_second)
-    assert summary(*samples) == found
+    assert math.isclose(0.9 * (0.9 * 0.5 + 0.1 * 0.9) + 0.1 * 0.5, found.average_use)
+    assert math.isclose(0.9 * 110, found.bundles[0].traffic.bytes_in_per_second)
+    assert load(*samples) == found
 
 
 def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
@@ -184,7 +183,7 @@ def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
     one.withdraw("a")
     assert ["b"] == [each.broker for each in until(other, lambda found: len(found) == 1)]
     publish(one, sample("a", at_ms=10, x=200))
-    assert [summary(sample("a", at_ms=10, x=200)), summary(sample("b"))] == list(
+    assert [load(sample("a", at_ms=10, x=200)), load(sample("b"))] == list(
         until(other, lambda found: len(found) == 2)
     )
 
@@ -194,7 +193,7 @@ def test_any_broker_id_will_do(open_bus: Callable[[], LoadBus]) -> None:
     bus, ids = open_bus(), ["a" * 255, "..", "~!#$%^&*()", "A", "a"]
     publish(bus, *(sample(broker, x=1) for broker in ids))
     found = {each.broker: each for each in bus.latest()}
-    assert {broker: summary(sample(broker, x=1)) for broker in ids} == found
+    assert {broker: load(sample(broker, x=1)) for broker in ids} == found
 
 
 def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> None:
@@ -215,7 +214,7 @@ def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> 
         give_up = time.monotonic() + DEADLINE_SECONDS
         while True:
             (found,) = until(reader, bool)
-            assert len(found.load.bundles or ()) in lengths
+            assert len(found.bundles) in lengths
             if done.is_set() or time.monotonic() > give_up:
                 break
         publishing.result()
@@ -232,7 +231,7 @@ def test_a_report_of_a_broker_long_gone_is_not_read(
     bus = LoadBus(url)
     bus.publish(sample("a"))
     now_ns = time.time_ns()
-    for later_s, expected in ((3_500, [summary(sample("a"))]), (3_700, [])):
+    for later_s, expected in ((3_500, [load(sample("a"))]), (3_700, [])):
         monkeypatch.setattr(module, "time", Mock(time_ns=lambda at=later_s: now_ns + at * 10**9))
         assert expected == list(bus.latest()) == list(LoadBus(url).latest())
 
@@ -245,7 +244,7 @@ def test_an_unreadable_summary_is_passed_over(tmp_path: Path) -> None:
     open_side_log(url, LOADS).append([Document("a", b'{"broker": "a"}')])
     assert [] == list(bus.latest())
     bus.publish(sample("a", x=2))
-    assert [summary(sample("a", x=2))] == list(bus.latest())
+    assert [load(sample("a", x=2))] == list(bus.latest())
 
 
 def test_reports_that_an_error_interrupts_are_read_again(
@@ -264,4 +263,4 @@ def test_reports_that_an_error_interrupts_are_read_again(
         patch.setattr(SqliteSideLog, "read", read_once)
         with pytest.raises(SideLogUnavailable):
             bus.latest()
-    assert [summary(sample("a"))] == list(bus.latest())
+    assert [load(sample("a"))] == list(bus.latest())

@@ -30,7 +30,7 @@ from equipoise.channel.kafka.rights import Resource, Right, Role, rights_of
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.examples.fastapi_app import Visits
-from equipoise.shedder.load_reports import Sample
+from equipoise.shedder.loads import Load
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.rules.rule import Finding
 from tests.decisions import idle
@@ -132,7 +132,7 @@ def command(line: str, log: str, *, code: int = 0) -> str:
 def publish_load(url: str) -> None:
     """Publish a sample, as a broker does."""
     bus = LoadBus(url)
-    patiently(lambda: bus.publish(Sample(broker="b", at_ms=time.time_ns() // 1_000_000)))
+    patiently(lambda: bus.publish(Load(broker="b", at_ms=time.time_ns() // 1_000_000)))
 
 
 def read_loads(url: str) -> None:

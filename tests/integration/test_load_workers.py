@@ -28,8 +28,7 @@ from equipoise.channel.core.records import Renewed
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import CONFIG_VARIABLE, address_of, as_text
 from equipoise.channel.log.open_log import open_log
-from equipoise.shedder.load_reports import Sample, Summary
-from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Load, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
 from tests.kafka.tokens import kafka_with_tokens
 from tests.load.cluster import counters
@@ -58,23 +57,23 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def sample(
     broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bundle: str = BUNDLE
-) -> Sample:
+) -> Load:
     """A sample of a broker with one bundle."""
     bundles = (
         BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate), cost=1.0),
     )
-    return Sample(broker=broker, at_ms=at_ms, used=used, bundle_count=1, bundles=bundles)
+    return Load(broker=broker, at_ms=at_ms, average_use=used, bundle_count=1, bundles=bundles)
 
 
-def summary_of(bus: LoadBus, broker: str) -> Summary | None:
-    return next((summary for summary in bus.latest() if summary.broker == broker), None)
+def summary_of(bus: LoadBus, broker: str) -> Load | None:
+    return next((load for load in bus.latest() if load.broker == broker), None)
 
 
-def published(bus: LoadBus, each: Sample) -> Summary:
-    """The summary after a sample. A sample may be lost while partitions are reassigned, and is
+def published(bus: LoadBus, each: Load) -> Load:
+    """The load after a sample. A sample may be lost while partitions are reassigned, and is
     published again.
     """
-    found: list[Summary] = []
+    found: list[Load] = []
     again_s = 0.0
 
     def is_there() -> bool:
@@ -82,19 +81,19 @@ def published(bus: LoadBus, each: Sample) -> Summary:
         if time.monotonic() >= again_s:
             bus.publish(each)
             again_s = time.monotonic() + AGAIN_S
-        summary = summary_of(bus, each.broker)
-        if summary is not None and summary.load.taken_ms == each.at_ms:
-            found.append(summary)
+        load = summary_of(bus, each.broker)
+        if load is not None and load.at_ms == each.at_ms:
+            found.append(load)
         return bool(found)
 
-    until(is_there, f"a summary of {each.broker}")
+    until(is_there, f"a load of {each.broker}")
     return found[0]
 
 
-def rate_of(summary: Summary | None) -> float:
-    """The average rate of the only bundle of a summary."""
-    assert summary is not None
-    (bundle,) = summary.load.bundles or ()
+def rate_of(load: Load | None) -> float:
+    """The average rate of the only bundle of a load."""
+    assert load is not None
+    (bundle,) = load.bundles
     return bundle.traffic.messages_in_per_second
 
 
@@ -130,12 +129,12 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
         for worker in workers:
             worker.await_started()
         before = published(bus, sample("a:1", began_ms, used=1.0, rate=100.0))
-        assert (1.0, 100.0) == (before.load.averages.weighted_max, rate_of(before))
+        assert (1.0, 100.0) == (before.average_use, rate_of(before))
         for worker in workers:
             worker.kill()
         with a_load_worker(log_url):
             after = published(bus, sample("a:1", began_ms + STEP_MS, used=0.0, rate=0.0))
-            assert pytest.approx(0.9) == after.load.averages.weighted_max
+            assert pytest.approx(0.9) == after.average_use
             assert pytest.approx(90.0) == rate_of(after)
             bus.publish(sample("b:1", began_ms + 2 * STEP_MS, rate=0.0))
             until(
@@ -163,7 +162,7 @@ def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path:
             sample(broker, began_ms + step * STEP_MS, used=used, bundle=f"shop/orders/{broker}")
             for broker in brokers
         ]
-        return [published(bus, each).load.averages.weighted_max for each in samples]
+        return [published(bus, each).average_use for each in samples]
 
     def share_fairly() -> bool:
         return [4, 4] == [
@@ -193,7 +192,7 @@ def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
     with a_load_worker(log_url):
         until(lambda: summary_of(bus, "a:1") is not None, "what was published before a worker ran")
     bus.publish(sample("a:1", began_ms + STEP_MS))
-    assert [began_ms] == [summary.load.taken_ms for summary in LoadBus(log_url).latest()]
+    assert [began_ms] == [load.at_ms for load in LoadBus(log_url).latest()]
 
 
 def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
@@ -203,13 +202,13 @@ def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
         published(bus, sample("a:1", began_ms, used=0.5))
         bus.publish(sample("old:1", began_ms - 3_600_000))
         written = published(bus, sample("nan:1", began_ms, used=float("nan")))
-        assert not written.load.averages.weighted_max >= 0
+        assert not written.average_use >= 0
         after = published(bus, sample("nan:1", began_ms + 1, used=0.5))
-        assert 0.5 == after.load.averages.weighted_max
+        assert 0.5 == after.average_use
         told = {line["broker"]: line["problem"] for line in worker.lines() if "problem" in line}
     assert "before this machine's clock" in str(told["old:1"])
     assert "nan" in str(told["nan:1"])
-    assert ["a:1", "nan:1"] == [summary.broker for summary in bus.latest()]
+    assert ["a:1", "nan:1"] == [load.broker for load in bus.latest()]
 
 
 # --- what a load worker's trouble does to brokers ---
@@ -325,18 +324,16 @@ def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
         with pytest.raises(PeerError):
             bus.publish(sample("a:1", began_ms + 1, used=1.0))
         own_kafka.mend()
-        after: list[Summary] = []
+        after: list[Load] = []
 
         def goes_on() -> bool:
             with suppress(PeerError):
                 bus.publish(sample("a:1", began_ms + STEP_MS, used=0.0))
-                after.extend(
-                    each for each in bus.latest() if each.load.taken_ms == began_ms + STEP_MS
-                )
+                after.extend(each for each in bus.latest() if each.at_ms == began_ms + STEP_MS)
             return bool(after)
 
-        until(goes_on, "a summary after the outage")
-        assert pytest.approx(0.9) == after[0].load.averages.weighted_max
+        until(goes_on, "a load after the outage")
+        assert pytest.approx(0.9) == after[0].average_use
         assert worker.process.poll() is None
 
 
@@ -433,7 +430,7 @@ def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -
 
 
 def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> None:
-    """`equipoise up` on Kafka runs one beside its brokers, whose summaries are there soon, and no
+    """`equipoise up` on Kafka runs one beside its brokers, whose loads are there soon, and no
     process of it outlives the command.
     """
     command = [
@@ -454,7 +451,7 @@ def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> N
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     ) as up:
         try:
-            until(lambda: bool(LoadBus(log_url).latest()), "a summary of its broker")
+            until(lambda: bool(LoadBus(log_url).latest()), "a load of its broker")
         finally:
             up.send_signal(signal.SIGTERM)
             said, errors = up.communicate(timeout=PATIENCE_S)

@@ -8,17 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.brokers.load.documents import encode_sample
+from equipoise.brokers.load.documents import encode_load
 from equipoise.brokers.load.worker.steps import (
     Arrived,
     BrokerUpdate,
+    BundleUpdate,
     LeftOut,
-    Seen,
     on_handover,
     on_sample,
     on_sighting,
 )
-from equipoise.shedder.load_reports import Sample
+from equipoise.shedder.loads import Load
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class Topic:
 
 
 class LoadPlane:
-    """Brokers publish samples, `work` reads until nothing is new, and `summaries` has what brokers
+    """Brokers publish samples, `work` reads until nothing is new, and `loads` has what brokers
     read.
     """
 
@@ -62,11 +62,11 @@ class LoadPlane:
         self._samples, self._sightings, self._handovers = Topic(), Topic(), Topic()
         self._brokers: dict[bytes, bytes] = {}
         self._bundles: dict[bytes, bytes] = {}
-        self.summaries: dict[bytes, bytes] = {}
+        self.loads: dict[bytes, bytes] = {}
 
-    def publish(self, sample: Sample) -> None:
+    def publish(self, sample: Load) -> None:
         key = sample.broker.encode()
-        self._samples.append(self._partition(key), key, encode_sample(sample))
+        self._samples.append(self._partition(key), key, encode_load(sample))
 
     def work(self) -> None:
         while any(
@@ -102,15 +102,15 @@ class LoadPlane:
         outcome = on_sighting(
             self._bundles.get(key), message, now_ms=self._now_ms, partitions=self._count
         )
-        if isinstance(outcome, Seen):
+        if isinstance(outcome, BundleUpdate):
             self._bundles[key] = outcome.row
             if outcome.handover is not None:
                 self._handovers.append(*outcome.handover)
 
     def _tell(self, message: Arrived, outcome: BrokerUpdate | LeftOut) -> None:
         key = message.key or b""
-        if isinstance(outcome, LeftOut) or outcome.row is None or outcome.summary is None:
+        if isinstance(outcome, LeftOut) or outcome.row is None or outcome.load is None:
             return
-        self._brokers[key], self.summaries[key] = outcome.row, outcome.summary
+        self._brokers[key], self.loads[key] = outcome.row, outcome.load
         for name, value in outcome.sightings:
             self._sightings.append(self._partition(name), name, value)

@@ -9,8 +9,7 @@ from typing import Final
 
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.shedder.load_reports import Sample
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
 from tests.channels.folding import Channel
 from tests.unit.cli.fabricated import write
 
@@ -46,7 +45,7 @@ def loaded(
     return log
 
 
-def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) -> Sample:
+def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) -> Load:
     """A sample of all bundles of a broker."""
     owned = [bundle.name for bundle in channel.view.held_by(channel.incarnation(broker))]
     bundles = tuple(
@@ -54,11 +53,11 @@ def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) ->
         for place, name in enumerate(sorted(owned), start=1)
     )
     rate = sum(range(1, len(owned) + 1))
-    return Sample(
+    return Load(
         broker=broker,
         at_ms=time.time_ns() // 1_000_000 - age_ms,
         resources=Resources(cpu=Use(used=percent, limit=100)),
-        used=percent / 100,
+        average_use=percent / 100,
         traffic=traffic(rate),
         bundle_count=len(bundles),
         topics=len(bundles),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.forecast import Forecast, Standing, forecast_of
 from equipoise.brokers.balancing.settings.balancing_settings import POLICIES
-from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure, Policy
 from equipoise.shedder.snapshot import Snapshot
@@ -44,10 +44,10 @@ def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]
         told[broker] = [0.0, 0.0, 0.0, 0] if load is None else figures(load)
     for each in forecast.plan.moves:
         source = snapshot.loads[each.source]
-        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.bundle][-1:]
+        [bundle] = [bundle for bundle in source.bundles if bundle.bundle == each.bundle][-1:]
         traffic = bundle.traffic
         use = (
-            source.averages.weighted_max
+            source.average_use
             * traffic.bytes_per_second
             / (source.traffic.bytes_per_second or math.inf)
         )
@@ -60,9 +60,9 @@ def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]
     return told
 
 
-def figures(load: BrokerLoad) -> list[float]:
+def figures(load: Load) -> list[float]:
     return [
-        load.averages.weighted_max,
+        load.average_use,
         load.traffic.bytes_per_second,
         load.traffic.messages_per_second,
         load.bundle_count,

@@ -15,20 +15,17 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.documents import (
-    SAMPLE_BYTES_MAX,
-    SUMMARY_BYTES_MAX,
+    LOAD_BYTES_MAX,
+    REPORT_BYTES_MAX,
     decode_bundle,
-    decode_sample,
-    decode_summary,
+    decode_load,
     encode_bundle,
-    encode_sample,
-    encode_summary,
+    encode_load,
     light,
 )
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
-from equipoise.shedder.load_reports import Sample, summarized
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged
 
 COUNTS = st.integers(0, INTEGER_MAX)
 FIGURES = st.floats(-8e307, 8e307)  # Sums of two are finite.
@@ -53,7 +50,7 @@ BUNDLES = st.builds(
 )
 USES = st.builds(Use, used=FIGURES, limit=FIGURES)
 SAMPLES = st.builds(
-    Sample,
+    Load,
     broker=st.text(
         "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("/", ""), min_size=1, max_size=255
     ).filter(lambda name: not name.startswith("admin:")),
@@ -61,7 +58,8 @@ SAMPLES = st.builds(
     resources=st.builds(
         Resources, cpu=USES, memory=USES, direct_memory=USES, bandwidth_in=USES, bandwidth_out=USES
     ),
-    used=FIGURES,
+    average_use=FIGURES,
+    average_bytes_per_second=FIGURES,
     traffic=TRAFFIC,
     bundle_count=COUNTS,
     topics=COUNTS,
@@ -77,30 +75,24 @@ UNSET = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
-FIELDS = tuple(json.loads(encode_sample(Sample(broker="a", at_ms=0))))
-PARSERS = (decode_sample, decode_summary, decode_bundle)
+FIELDS = tuple(json.loads(encode_load(Load(broker="a", at_ms=0))))
+PARSERS = (decode_load, decode_bundle)
 
 
 @given(SAMPLES)
-def test_a_sample_is_decoded_as_it_was_encoded(sample: Sample) -> None:
-    assert sample == decode_sample(encode_sample(sample))
-
-
-@given(SAMPLES)
-def test_a_summary_is_decoded_as_it_was_encoded(sample: Sample) -> None:
+def test_a_load_is_decoded_as_it_was_encoded(sample: Load) -> None:
     """Also each bundle alone."""
-    summary = summarized(None, sample)
-    assert summary == decode_summary(encode_summary(summary))
+    assert sample == decode_load(encode_load(sample))
     assert list(sample.bundles) == [
         decode_bundle(encode_bundle(bundle)) for bundle in sample.bundles
     ]
 
 
 @given(SAMPLES)
-def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
+def test_a_light_sample_is_small_and_close(sample: Load) -> None:
     """It names as many of the busiest bundles as fit, and its figures are nearly the same."""
     small = light(sample)
-    assert len(encode_sample(small)) <= SAMPLE_BYTES_MAX
+    assert len(encode_load(small)) <= REPORT_BYTES_MAX
     named = len(small.bundles)
     assert [b.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [
         b.bundle for b in small.bundles
@@ -108,17 +100,17 @@ def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
     if named < len(sample.bundles):
         one_more = light(replace(sample, bundles=sample.bundles[-named - 1 : -named or None]))
         assert (
-            len(encode_sample(replace(small, bundles=(*one_more.bundles, *small.bundles))))
-            > SAMPLE_BYTES_MAX
+            len(encode_load(replace(small, bundles=(*one_more.bundles, *small.bundles))))
+            > REPORT_BYTES_MAX
         )
     assert math.isclose(sample.cost, small.cost, rel_tol=1e-5)
     assert small == light(small)
 
 
 @given(SAMPLES, SAMPLES)
-def test_summaries_of_light_samples_are_bounded(earlier: Sample, sample: Sample) -> None:
-    summary = summarized(summarized(None, light(earlier)), light(sample))
-    assert len(encode_summary(summary)) <= SUMMARY_BYTES_MAX
+def test_summaries_of_light_samples_are_bounded(earlier: Load, sample: Load) -> None:
+    load = averaged(averaged(None, light(earlier)), light(sample))
+    assert len(encode_load(load)) <= LOAD_BYTES_MAX
 
 
 @given(st.binary(max_size=200) | UNSET.map(lambda value: json.dumps(value).encode()))
@@ -129,14 +121,14 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 @given(SAMPLES, st.sampled_from(FIELDS), UNSET)
-def test_any_damage_is_read_or_refused(sample: Sample, field: str, value: object) -> None:
-    damaged = json.loads(encode_sample(sample)) | {field: value}
+def test_any_damage_is_read_or_refused(sample: Load, field: str, value: object) -> None:
+    damaged = json.loads(encode_load(sample)) | {field: value}
     with suppress(UnreadableLoad):
-        decode_sample(json.dumps(damaged).encode())
+        decode_load(json.dumps(damaged).encode())
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
 def test_a_figure_that_is_not_finite_is_read_as_nan(figure: float) -> None:
     """JSON has no such figure. NaN lets the reader name it."""
-    sample = Sample(broker="a", at_ms=0, resources=Resources(cpu=Use(used=figure, limit=1)))
-    assert math.isnan(decode_sample(encode_sample(sample)).resources.cpu.used)
+    sample = Load(broker="a", at_ms=0, resources=Resources(cpu=Use(used=figure, limit=1)))
+    assert math.isnan(decode_load(encode_load(sample)).resources.cpu.used)

@@ -28,8 +28,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.shedder.loads import BundleTraffic, Load, Traffic
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -46,7 +45,7 @@ FIGURES = st.sampled_from(
 class Case:
     channel: Channel
     policies: Mapping[str, Document]
-    loads: Mapping[str, BrokerLoad]
+    loads: Mapping[str, Load]
     rules: PlacementRules
 
 
@@ -87,7 +86,7 @@ def documents(draw: st.DrawFn) -> dict[str, Document]:
 
 
 @st.composite
-def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
+def reports(draw: st.DrawFn) -> dict[str, Load]:
     """Reports of some brokers: true, absurd or missing."""
     traffic = Traffic(bytes_in_per_second=1e3)
     bundles = tuple(
@@ -95,13 +94,16 @@ def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
         for name in NAMESPACES
     )
     return {
-        broker: BrokerLoad(
-            taken_ms=draw(st.integers(0, 5)),
-            averages=Averages(weighted_max=draw(FIGURES), bytes_per_second=draw(FIGURES)),
+        broker: Load(
+            broker=broker,
+            at_ms=draw(st.integers(0, 5)),
+            average_use=draw(FIGURES),
+            average_bytes_per_second=draw(FIGURES),
             traffic=Traffic(messages_in_per_second=draw(FIGURES)),
             bundle_count=draw(st.integers(-1, 9)),
             topics=draw(st.integers(0, 12)),
-            bundles=draw(st.none() | st.just(bundles)),
+            cost=10.0 * BROKERS.index(broker) if broker in BROKERS else 0.0,
+            bundles=draw(st.sampled_from([(), bundles])),
         )
         for broker in draw(st.lists(st.sampled_from((*BROKERS, "gone")), unique=True))
     }
@@ -143,13 +145,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def strategies_of(case: Case) -> tuple[Placement, ...]:
-    summaries = {
-        name: Summary(broker=name, load=told, cost=10.0 * place)
-        for place, (name, told) in enumerate(sorted(case.loads.items()))
-    }
     return (
         FewestBundles(loads=case.loads, rules=case.rules),
-        LeastCost(summaries=summaries, rules=case.rules),
+        LeastCost(loads=case.loads, rules=case.rules),
         LeastLongTermMessageRate(loads=case.loads, rules=case.rules),
         LeastResourceUsageWithWeight(loads=case.loads, rules=case.rules),
         RoundRobin(rules=case.rules),
@@ -168,7 +166,7 @@ def is_unreadable(document: Document) -> bool:
     return "(" in listed(document, "primary")
 
 
-def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
+def left_by(document: Document, left: Sequence[str], loads: dict[str, Load]) -> list[str]:
     """The brokers that one isolation policy allows: its primaries, and its secondaries while too
     few primaries are available.
     """
@@ -176,9 +174,7 @@ def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad
     threshold = document["usage_threshold"]
     assert isinstance(threshold, int)
     available = [
-        name
-        for name in primaries
-        if name not in loads or loads[name].averages.weighted_max * 100 < threshold
+        name for name in primaries if name not in loads or loads[name].average_use * 100 < threshold
     ]
     helpers = [broker for broker in left if matches(listed(document, "secondary"), broker)]
     return [
@@ -189,7 +185,7 @@ def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad
     ]
 
 
-def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
+def may_have(case: Case, loads: dict[str, Load], broker: str, bundle: BundleEntry) -> bool:
     """Whether isolation policies and pins allow a broker, among all that take bundles."""
     fit = [
         name
@@ -240,7 +236,7 @@ def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
         loads = {} if isinstance(strategy, RoundRobin) else dict(believed(case.loads))
         placed = strategy.place(view, free, avoid=avoid, at_most=at_most)
 
-        def fits(broker: str, bundle: BundleEntry, loads: dict[str, BrokerLoad] = loads) -> bool:
+        def fits(broker: str, bundle: BundleEntry, loads: dict[str, Load] = loads) -> bool:
             return (
                 view.brokers[broker].status == "up"
                 and may_have(case, loads, broker, bundle)
@@ -295,7 +291,7 @@ def test_equal_questions_have_equal_answers(case: Case) -> None:
 def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Random) -> None:
     """The model looks at every bundle that a report names."""
     channel, view = case.channel, case.channel.view
-    loads: dict[str, BrokerLoad] = {}
+    loads: dict[str, Load] = {}
     for broker in view.live_brokers():
         told = [bundle.name for bundle in view.held_by(broker.incarnation)] + chance.sample(
             sorted(view.bundles), 2
@@ -305,7 +301,7 @@ def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Ra
         loads[broker.broker] = replace(
             load(messages=messages, bundles=bundles),
             bundle_count=count,
-            taken_ms=chance.randrange(3),
+            at_ms=chance.randrange(3),
         )
     up = [broker for broker in view.live_brokers() if broker.status == "up"]
     for bundle in sorted(view.bundles.values(), key=lambda bundle: bundle.name):
@@ -319,8 +315,8 @@ def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Ra
     reports = by_messages(loads)
     now, arrived = dict(reports.carried), Counter[str]()
     reporters: dict[str, str] = {}
-    for name, report in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-        reporters |= {bundle.bundle: name for bundle in report.bundles or ()}
+    for name, report in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+        reporters |= {bundle.bundle: name for bundle in report.bundles}
     for name, reporter in reporters.items():
         owner = view.live.get(view.bundles[name].owner or -1)
         if owner is not None and owner.broker != reporter:

@@ -16,7 +16,7 @@ from equipoise.brokers.balancing.placement import (
 )
 from equipoise.brokers.balancing.planning import policy_violations
 from equipoise.channel.core import propose
-from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Move
 from tests.channels.folding import Channel
 from tests.property.test_placement_rules import Case, cases, may_have
@@ -24,7 +24,7 @@ from tests.property.test_placement_rules import Case, cases, may_have
 EVERYTHING = 1_000
 
 
-def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
+def model(case: Case, loads: dict[str, Load]) -> list[str]:
     """All bundles whose owner is up and may not have them, found by looking at each."""
     view = case.channel.view
     found = []

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.load_reports import Sample, Summary, summarized
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged, fault_of
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 
@@ -166,10 +165,10 @@ def test_columns_agree_with_averages_of_single_bundles(
 FIGURES = st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 1e300])
 TRAFFIC = st.builds(Traffic, bytes_in_per_second=FIGURES, messages_out_per_second=FIGURES)
 SAMPLES = st.builds(
-    Sample,
+    Load,
     broker=st.just("a"),
     at_ms=st.integers(0, 10**15),
-    used=FIGURES,
+    average_use=FIGURES,
     resources=st.builds(Resources, cpu=st.builds(Use, used=FIGURES, limit=FIGURES)),
     traffic=TRAFFIC,
     bundles=st.lists(st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, cost=FIGURES)).map(
@@ -177,41 +176,41 @@ SAMPLES = st.builds(
     ),
     history=st.floats(0, 1),
 )
-SOUND = Sample(
+SOUND = Load(
     broker="a",
     at_ms=5_000,
-    used=0.5,
+    average_use=0.5,
     traffic=Traffic(bytes_in_per_second=7.0),
     bundles=(BundleTraffic(bundle="t/n/a", traffic=Traffic(bytes_in_per_second=7.0), cost=11.0),),
 )
 
 
-def after(*samples: Sample) -> Summary | None:
+def after(*samples: Load) -> Load | None:
     found = None
     for sample in samples:
-        found = summarized(found, sample)
+        found = averaged(found, sample)
     return found
 
 
 @given(st.lists(SAMPLES, max_size=3), st.integers(0, 10**15))
-def test_no_sample_affects_the_averages_forever(samples: list[Sample], at_ms: int) -> None:
-    """After any samples and any jumps of the clock, two sound samples make a summary without a
+def test_no_sample_affects_the_averages_forever(samples: list[Load], at_ms: int) -> None:
+    """After any samples and any jumps of the clock, two sound samples make a load without a
     fault.
     """
-    summary = after(*samples, SOUND, replace(SOUND, at_ms=at_ms))
-    assert summary is not None
-    assert None is fault_of(summary.load)
+    load = after(*samples, SOUND, replace(SOUND, at_ms=at_ms))
+    assert load is not None
+    assert None is fault_of(load)
 
 
 @given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(1, 60_000))
 def test_averages_stay_between_the_samples(
     history: float, used: list[float], every_ms: int
 ) -> None:
-    summary = after(
+    load = after(
         *(
-            replace(SOUND, used=use, at_ms=turn * every_ms, history=history)
+            replace(SOUND, average_use=use, at_ms=turn * every_ms, history=history)
             for turn, use in enumerate(used)
         )
     )
-    assert summary is not None
-    assert min(used) - 1e-9 <= summary.load.averages.weighted_max <= max(used) + 1e-9
+    assert load is not None
+    assert min(used) - 1e-9 <= load.average_use <= max(used) + 1e-9

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.shedder.balanced import BalancedShedder
-from equipoise.shedder.load_reports import Summary, fault_of_summary
-from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
+from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, BundleTraffic, Load, fault_of
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
 from tests.channels.folding import NAMESPACE, Channel, channel_with
 from tests.shedding import plan_of
@@ -42,13 +41,13 @@ COLUMNS = st.binary()
 
 
 @st.composite
-def summaries(
+def loads(
     draw: st.DrawFn,
     figures: st.SearchStrategy[float],
     moments: st.SearchStrategy[int],
     columns: st.SearchStrategy[bytes] = COLUMNS,
-) -> list[Summary]:
-    """At most one summary of each of four brokers, one of which is dead, over any of the
+) -> list[Load]:
+    """At most one load of each of four brokers, one of which is dead, over any of the
     bundles.
     """
     found = []
@@ -58,40 +57,34 @@ def summaries(
                 st.sampled_from(BUNDLES), figures.map(lambda cost: cost + IDLE_COST), max_size=3
             )
         )
-        load = BrokerLoad(
-            taken_ms=draw(moments),
-            averages=Averages(
-                weighted_max=draw(figures.map(lambda used: used / USE_MAX)),
-                bytes_per_second=draw(figures),
-            ),
+        load = Load(
+            broker=broker,
+            at_ms=draw(moments),
+            average_use=draw(figures.map(lambda used: used / USE_MAX)),
+            average_bytes_per_second=draw(figures),
             bundle_count=draw(st.integers(0, 12)),
             bundles=tuple(BundleTraffic(bundle=name, cost=cost) for name, cost in costs.items()),
+            cost=draw(figures),
+            column=draw(columns),
+            noise=draw(figures),
         )
-        found.append(
-            Summary(
-                broker=broker,
-                load=load,
-                cost=draw(figures),
-                column=draw(columns),
-                noise=draw(figures),
-            )
-        )
+        found.append(load)
     return found
 
 
 MOMENTS = st.sampled_from([NOW_MS, NOW_MS - 1, NOW_MS - AGE_MS_MAX - 1, NOW_MS + 10**9, 0])
 
 
-def taken(summaries: list[Summary]) -> Snapshot:
-    return take(VIEW, summaries, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX)
+def taken(loads: list[Load]) -> Snapshot:
+    return take(VIEW, loads, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX)
 
 
-def is_possible(summary: Summary) -> bool:
-    return fault_of_summary(summary) is None
+def is_possible(load: Load) -> bool:
+    return fault_of(load) is None
 
 
-@given(summaries(ANY, MOMENTS))
-def test_all_bundles_are_weighed_for_any_reports(told: list[Summary]) -> None:
+@given(loads(ANY, MOMENTS))
+def test_all_bundles_are_weighed_for_any_reports(told: list[Load]) -> None:
     """Each bundle of the view weighs at its owner, at least as much as an idle one."""
     snapshot = taken(told)
     weighed = [bundle for broker in snapshot.brokers for bundle in broker.bundles]
@@ -99,19 +92,17 @@ def test_all_bundles_are_weighed_for_any_reports(told: list[Summary]) -> None:
     assert all(IDLE_COST <= bundle.cost <= FIGURE_MAX for bundle in weighed)
     plan = plan_of(BalancedShedder(), snapshot)
     counts = {
-        summary.broker
-        for summary in told
-        if is_possible(summary) and abs(NOW_MS - summary.load.taken_ms) <= AGE_MS_MAX
+        load.broker for load in told if is_possible(load) and abs(NOW_MS - load.at_ms) <= AGE_MS_MAX
     }
     assert counts.issuperset(
         {name for move in plan.moves for name in (move.source, move.destination)}
     )
 
 
-@given(summaries(ANY, MOMENTS))
-def test_implausible_reports_do_not_affect_others(told: list[Summary]) -> None:
+@given(loads(ANY, MOMENTS))
+def test_implausible_reports_do_not_affect_others(told: list[Load]) -> None:
     """Costs are the same as without the reports with impossible figures, in any order."""
-    sound = [summary for summary in told if is_possible(summary)]
+    sound = [load for load in told if is_possible(load)]
     bare = [
         tuple(replace(broker, barred=None) for broker in taken(each).brokers)
         for each in (told, told[::-1], sound)
@@ -119,25 +110,21 @@ def test_implausible_reports_do_not_affect_others(told: list[Summary]) -> None:
     assert bare[0] == bare[1] == bare[2]
 
 
-@given(summaries(SOUND, st.just(NOW_MS), st.just(b"")))
-def test_a_broker_costs_what_it_says(told: list[Summary]) -> None:
+@given(loads(SOUND, st.just(NOW_MS), st.just(b"")))
+def test_a_broker_costs_what_it_says(told: list[Load]) -> None:
     """The costs of its bundles add up to its total, or to more if its figures contradict each
     other.
     """
     snapshot = taken(told)
-    costs = {summary.broker: summary for summary in told}
+    costs = {load.broker: load for load in told}
     for broker in snapshot.brokers:
-        summary = costs.get(broker.broker)
+        load = costs.get(broker.broker)
         own = {bundle.name for bundle in broker.bundles}
-        if (
-            summary is not None
-            and own.issuperset(summary.costs)
-            and len(own) == summary.load.bundle_count
-        ):
+        if load is not None and own.issuperset(load.costs) and len(own) == load.bundle_count:
             known_elsewhere = {
-                name for other in told if other is not summary for name in other.costs
-            } & own - set(summary.costs)
+                name for other in told if other is not load for name in other.costs
+            } & own - set(load.costs)
             total = sum(bundle.cost for bundle in broker.bundles)
-            least = sum(summary.costs.values()) + IDLE_COST * (len(own) - len(summary.costs))
-            if not known_elsewhere and len(own) > len(summary.costs):
-                assert math.isclose(max(summary.cost, least), total)
+            least = sum(load.costs.values()) + IDLE_COST * (len(own) - len(load.costs))
+            if not known_elsewhere and len(own) > len(load.costs):
+                assert math.isclose(max(load.cost, least), total)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.shedder.average import AvgShedder
-from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
+from equipoise.shedder.loads import Load, Resources, Use, fault_of
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import Policy
@@ -67,15 +67,17 @@ def sound(chance: random.Random) -> Snapshot:
         )
         use = chance.choice([0.0, 0.02, 0.1, 0.4, 0.5, 0.9, 1.0, 3.0]) + chance.random() / 100
         traffic = traffic_of(sum(weights))
-        said[broker] = BrokerLoad(
-            taken_ms=NOW_MS - chance.choice([0, 1_000]),
+        said[broker] = Load(
+            broker=broker,
+            at_ms=NOW_MS - chance.choice([0, 1_000]),
             resources=Resources(cpu=Use(used=100 * use, limit=100)),
             traffic=traffic,
-            averages=Averages(weighted_max=use, bytes_per_second=traffic.bytes_per_second),
+            average_use=use,
+            average_bytes_per_second=traffic.bytes_per_second,
             bundle_count=len(bundles) + chance.choice([0, 0, 3]),
             bundles=bundles,
         )
-    owners = {each.bundle: broker for broker, load in said.items() for each in load.bundles or ()}
+    owners = {each.bundle: broker for broker, load in said.items() for each in load.bundles}
     return Snapshot(now_ms=NOW_MS, live=live, loads=said, owners=owners)
 
 
@@ -115,7 +117,7 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
         loads.pop(broker)
     elif kind == 1:
         loads[broker] = replace(
-            load, taken_ms=chance.choice([0, -(10**15), NOW_MS + 5_000, 10**15, NOW_MS - 1_800_001])
+            load, at_ms=chance.choice([0, -(10**15), NOW_MS + 5_000, 10**15, NOW_MS - 1_800_001])
         )
     elif kind in (2, 3):
         loads[broker] = absurd(load, chance)
@@ -124,9 +126,9 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
             bundle(name, 1_000.0)
             for name in chance.choices([*snapshot.owners, "tenant/one/unknown"], k=3)
         )
-        loads[broker] = replace(load, bundles=(*named, *(load.bundles or ())))
+        loads[broker] = replace(load, bundles=(*named, *load.bundles))
     elif kind == 5:
-        loads[broker] = replace(load, bundles=None, bundle_count=chance.choice([0, 7]))
+        loads[broker] = replace(load, bundles=(), bundle_count=chance.choice([0, 7]))
     elif kind == 6:  # It is dead.
         return replace(
             snapshot,
@@ -140,19 +142,20 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     else:  # It lies high.
         loads[broker] = replace(
             load,
-            averages=Averages(weighted_max=1e9, bytes_per_second=1e15),
+            average_use=1e9,
+            average_bytes_per_second=1e15,
             traffic=traffic_of(1e15),
         )
     return replace(snapshot, loads=loads)
 
 
-def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
+def absurd(load: Load, chance: random.Random) -> Load:
     """The report with one impossible figure."""
     figure, kind = chance.choice(ABSURD), chance.randrange(5)
     if kind == 0:
-        return replace(load, averages=Averages(weighted_max=figure, bytes_per_second=0))
+        return replace(load, average_use=figure, average_bytes_per_second=0)
     if kind == 1:
-        return replace(load, averages=replace(load.averages, bytes_per_second=figure))
+        return replace(load, average_bytes_per_second=figure)
     if kind == 2:
         return replace(load, traffic=replace(load.traffic, messages_in_per_second=figure))
     if kind == 3:
@@ -162,7 +165,7 @@ def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
                 load.resources, bandwidth_in=Use(used=chance.choice([0, figure]), limit=figure)
             ),
         )
-    return replace(load, bundles=tuple(bundle(each.bundle, figure) for each in load.bundles or ()))
+    return replace(load, bundles=tuple(bundle(each.bundle, figure) for each in load.bundles))
 
 
 def cluster_of(seed: int, *, faults_max: int) -> Snapshot:
@@ -185,7 +188,7 @@ def check_moves(snapshot: Snapshot, plan: Plan) -> None:
         assert move.source in snapshot.live
         assert move.source not in snapshot.apart
         assert fault_of(load) is None
-        assert move.bundle in {each.bundle for each in load.bundles or ()}
+        assert move.bundle in {each.bundle for each in load.bundles}
         assert move.bundle not in snapshot.resting
         allowed = snapshot.candidates(move.bundle).allowed
         others = [broker for broker in allowed if broker != move.source]

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from equipoise.shedder.load_reports import Sample, Summary, summarized
-from equipoise.shedder.loads import STEP_MS, Resources, Traffic, Use, Weights
+from equipoise.shedder.loads import STEP_MS, Load, Resources, Traffic, Use, Weights, averaged
 from tests.vectors.cases import Case
 
-# Pulsar's object before its first sample, and after `clear`. We have no summary then.
+# Pulsar's object before its first sample, and after `clear`. We have no load then.
 _FRESH = {
     "maxResourceUsage": 1.0,
     "weightedMaxEMA": 1.0,
@@ -25,11 +24,11 @@ def replay(case: Case) -> object:
     """
     asked = case["input"]
     weights = weights_of(asked["weights"])
-    summary: Summary | None = None
+    load: Load | None = None
     found = list[object]()
     for place, step in enumerate(asked["steps"]):
         if step == "clear":
-            summary = None
+            load = None
             found.append(_FRESH)
             continue
         resources = resources_of(
@@ -44,16 +43,15 @@ def replay(case: Case) -> object:
                 for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
             ]
         )
-        sample = Sample(
+        sample = Load(
             broker="a",
             at_ms=place * STEP_MS,
             resources=resources,
-            used=weights.weighted_max(resources),
+            average_use=weights.weighted_max(resources),
             traffic=traffic,
             history=asked["historyResourcePercentage"],
         )
-        summary = summarized(summary, sample)
-        averages = summary.load.averages
+        load = averaged(load, sample)
         uses = (
             resources.cpu,
             resources.memory,
@@ -64,8 +62,8 @@ def replay(case: Case) -> object:
         found.append(
             {
                 "maxResourceUsage": resources.max_use,
-                "weightedMaxEMA": averages.weighted_max,
-                "msgThroughputEMA": averages.bytes_per_second,
+                "weightedMaxEMA": load.average_use,
+                "msgThroughputEMA": load.average_bytes_per_second,
                 "percent": [use.percent for use in uses],
             }
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Weights
+from equipoise.shedder.loads import BundleTraffic, Load, Weights
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
@@ -30,13 +30,15 @@ def snapshots_of(case: Case) -> Iterator[Snapshot]:
         )
 
 
-def _load_of(asked: Mapping[str, Any], broker: str, resources: list[list[float]]) -> BrokerLoad:
+def _load_of(asked: Mapping[str, Any], broker: str, resources: list[list[float]]) -> Load:
     bundles = asked["bundles"][broker]
-    return BrokerLoad(
-        taken_ms=0,
+    return Load(
+        broker=broker,
+        at_ms=0,
         resources=resources_of(resources),
         traffic=traffic_of(asked["brokerTraffic"][broker]),
-        averages=Averages(weighted_max=0.0, bytes_per_second=0.0),
+        average_use=0.0,
+        average_bytes_per_second=0.0,
         bundle_count=len(bundles),
         bundles=tuple(
             BundleTraffic(bundle=name, traffic=traffic_of(traffic))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
+from equipoise.shedder.loads import BundleTraffic, Load
 from equipoise.shedder.plan import Idle, Plan
 from equipoise.shedder.snapshot import Candidates, Rules, Snapshot
 from equipoise.shedder.transfer import TransferMemory, TransferShedder
@@ -95,7 +95,7 @@ def snapshot_of(asked: Mapping[str, Any], name: str) -> Snapshot:
         now_ms=NOW_MS,
         live=tuple(asked["availableBrokers"]),
         loads={
-            broker: _load_of(load, told["topBundles"].get(broker))
+            broker: _load_of(broker, load, told["topBundles"].get(broker))
             for broker, load in told["brokers"].items()
         },
         owners=owners,
@@ -108,9 +108,10 @@ def snapshot_of(asked: Mapping[str, Any], name: str) -> Snapshot:
     )
 
 
-def _load_of(told: Mapping[str, Any], bundles: list[list[Any]] | None) -> BrokerLoad:
-    return BrokerLoad(
-        taken_ms=NOW_MS - told["ageMs"],
+def _load_of(broker: str, told: Mapping[str, Any], bundles: list[list[Any]] | None) -> Load:
+    return Load(
+        broker=broker,
+        at_ms=NOW_MS - told["ageMs"],
         resources=resources_of(
             [
                 told[name]
@@ -123,16 +124,13 @@ def _load_of(told: Mapping[str, Any], bundles: list[list[Any]] | None) -> Broker
                 for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
             ]
         ),
-        averages=Averages(
-            weighted_max=told["weightedMaxEMA"], bytes_per_second=told["msgThroughputEMA"]
-        ),
+        average_use=told["weightedMaxEMA"],
+        average_bytes_per_second=told["msgThroughputEMA"],
         bundle_count=told["bundleCount"],
         topics=told["topics"],
-        bundles=None
-        if bundles is None
-        else tuple(
+        bundles=tuple(
             BundleTraffic(bundle=name, traffic=traffic_of(traffic), topics=topics)
-            for name, *traffic, topics in bundles
+            for name, *traffic, topics in bundles or ()
         ),
     )
 

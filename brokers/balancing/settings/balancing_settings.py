@@ -26,13 +26,12 @@ from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import BrokerLoad, Weights
+from equipoise.shedder.loads import Load, Weights
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.registry import ENTRY_POINTS, found_in
 
-Summaries = Mapping[str, Summary]
-"""The summaries of the brokers' reports, by broker id."""
+Loads = Mapping[str, Load]
+"""The reported loads of brokers, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ class ReportRules:
     * `interval_min_ms`, `interval_max_ms`: the least and the most time between two reports. In
       between, a report is due when a figure has changed by `change_percent`.
     * `bundles_max`: how many bundles a report names; None: all. `history`: see
-      `shedder.load_reports.Sample`.
+      `shedder.loads.Load`.
     * `cost_window_ms`: how far back loads count in a bundle's cost.
     * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it;
       None: as the card reports.
@@ -186,39 +185,31 @@ _DEFAULTS: Final[Mapping[str, Policy]] = {group: policy() for group, policy in P
 SHEDDERS: Final[Mapping[str, str]] = {policy.__name__: group for group, policy in POLICIES.items()}
 """The group of settings of each policy, by the name in `balancing.shedder`."""
 
-PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placement]]] = {
-    "LeastCost": lambda settings, summaries: LeastCost(
-        summaries=summaries, rules=settings.placement
-    ),
-    "FewestBundles": lambda settings, summaries: FewestBundles(
-        loads=_loads_in(summaries), rules=settings.placement
-    ),
-    "LeastLongTermMessageRate": lambda settings, summaries: LeastLongTermMessageRate(
-        loads=_loads_in(summaries),
+PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Loads], Placement]]] = {
+    "LeastCost": lambda settings, loads: LeastCost(loads=loads, rules=settings.placement),
+    "FewestBundles": lambda settings, loads: FewestBundles(loads=loads, rules=settings.placement),
+    "LeastLongTermMessageRate": lambda settings, loads: LeastLongTermMessageRate(
+        loads=loads,
         overloaded_percent=settings.least_message_rate.overloaded_percent,
         rules=settings.placement,
     ),
-    "LeastResourceUsageWithWeight": lambda settings, summaries: LeastResourceUsageWithWeight(
-        loads=_loads_in(summaries),
+    "LeastResourceUsageWithWeight": lambda settings, loads: LeastResourceUsageWithWeight(
+        loads=loads,
         difference_percent=settings.least_usage.difference_percent,
         rules=settings.placement,
     ),
     "RoundRobin": lambda settings, _: RoundRobin(rules=settings.placement),
 }
-"""The placements by the names of `balancing.placement`, made from the summaries of reports."""
-
-
-def _loads_in(summaries: Summaries) -> Mapping[str, BrokerLoad]:
-    return {broker: summary.load for broker, summary in summaries.items()}
+"""The placements by the names of `balancing.placement`, made from the reported loads."""
 
 
 def placement_of(
-    settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None
+    settings: BalancingSettings, loads: Loads, *, before: Placement | None = None
 ) -> Placement:
     """Return the configured placement for these reports. Return `before` if both are `RoundRobin`
     with equal rules: it knows the turn.
     """
-    made = PLACEMENTS[settings.balancing.placement](settings, summaries)
+    made = PLACEMENTS[settings.balancing.placement](settings, loads)
     return (
         before
         if isinstance(made, RoundRobin)

@@ -88,11 +88,11 @@ def plan(
     with admin.reading() as access:
         view = access.view
         settings = with_values(settings_in(view, base), given)
-        summaries = LoadBus(admin.log).latest()
+        loads = LoadBus(admin.log).latest()
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_decisions(admin.log)
-        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
-        placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
+        cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
+        placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
         budget, at_ms = _budget(view, newest.get("shed"))
         strategy, forecast = foreseen(cluster, settings, placement, budget=budget, at_ms=at_ms)
         controls = standing_controls(view, now_ms)

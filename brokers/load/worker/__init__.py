@@ -1,12 +1,12 @@
-"""Run load workers: processes that turn samples into summaries, any number in one group per log on
+"""Run load workers: processes that average samples, any number in one group per log on
 Kafka.
 
 Theory of operation:
 
 * Samples are partitioned by broker, so one worker has all samples of a broker. It keeps the
-  broker's summary, with the averages of the bundles in it, in the table of brokers. Without moves
+  broker's load, with the averages of the bundles in it, in the table of brokers. Without moves
   that is all.
-* For bundles that move, the worker sends each bundle of a summary as a *sighting*, by bundle.
+* For bundles that move, the worker sends each bundle of a load as a *sighting*, by bundle.
   Sightings have their own partitions, whose workers keep the last sighting of each bundle in the
   table of bundles.
 * A sighting from another broker than the last one shows a move. The worker blends both averages and

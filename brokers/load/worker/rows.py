@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_bundle, encode_bundle
+from equipoise.brokers.load.documents import decode_bundle, encode_bundle, history_in
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
@@ -24,12 +24,12 @@ _match_row: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,18})\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A table row: an encoded summary or sighting, and the position of its message.
+    """A table row: an encoded load or sighting, and the position of its message.
 
     * `partition` and `offset` are those of the message in its topic. A table holds all partitions
       of its worker, and rows are deleted by partition.
     * `at_ms` is when the worker processed the message (Unix time by its clock).
-    * `handed` is the offset after the last handover that the summary includes.
+    * `handed` is the offset after the last handover that the load includes.
     """
 
     partition: int
@@ -96,14 +96,11 @@ def decode_sighting(data: bytes) -> Sighting:
         raw = orjson.loads(head)
         if not isinstance(raw, dict):
             fail("its first line must be an object")
-        history = raw.get("history")
-        if not isinstance(history, int | float) or not 0 <= history <= 1:
-            fail("history must be a share from 0 to 1")
         return Sighting(
             broker=check_broker_id(text(raw, "broker")),
             at_ms=integer(raw, "at_ms"),
             partition=integer(raw, "partition"),
-            history=float(history),
+            history=history_in(raw),
             bundle=bundle,
         )
     except (orjson.JSONDecodeError, MalformedError, CallerError) as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_sample, decode_summary, encode_summary
+from equipoise.brokers.load.documents import decode_load, encode_load
 from equipoise.brokers.load.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import (
     Row,
@@ -25,8 +25,7 @@ from equipoise.brokers.load.worker.rows import (
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
-from equipoise.shedder.load_reports import Sample, Summary, blended, fault_of_summary, summarized
-from equipoise.shedder.loads import kept_share
+from equipoise.shedder.loads import Load, averaged, blended, fault_of, kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
 """How far a sample's time may differ from the worker's. Older samples are useless; later ones would
@@ -60,19 +59,19 @@ class BrokerUpdate:
     """The consequences of a message about a broker.
 
     * `row`: the broker's new table row. None deletes it.
-    * `summary`: the summary to publish. None is a tombstone.
+    * `load`: the load to publish. None is a tombstone.
     * `sightings`: messages to send, each with its bundle's name as key.
     * `problem`: an impossible figure. It is passed on with its sender, but enters no average.
     """
 
     row: bytes | None
-    summary: bytes | None
+    load: bytes | None
     sightings: Sequence[tuple[bytes, bytes]] = ()
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class BundleUpdate:
     """The consequences of a sighting: the bundle's new row, and a handover if the bundle has moved.
 
     `handover` is (partition, key, value): the partition that the sighting names, with the new
@@ -91,55 +90,55 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
     if isinstance(broker, LeftOut):
         return broker
     if message.value is None:  # The broker leaves.
-        return BrokerUpdate(row=None, summary=None)
+        return BrokerUpdate(row=None, load=None)
     try:
-        sample = decode_sample(message.value)
+        sample = decode_load(message.value)
     except UnreadableLoad as error:
         return LeftOut(subject=broker, problem=str(error))
     problem = _doubt(broker, sample, now_ms)
     if problem is not None:
         return LeftOut(subject=broker, problem=problem)
-    kept, before = _summary_in(row)
+    kept, before = _load_in(row)
     offset = message.offset
     if (
         kept is not None
         and before is not None
         and offset <= kept.offset
-        and sample.at_ms <= before.load.taken_ms
+        and sample.at_ms <= before.at_ms
     ):
         # A worker applied it, but died before it committed. Keep the later messages that it
         # applied.
-        summary = before
+        load = before
         offset = kept.offset
     else:
-        summary = summarized(before, sample)
-    body = encode_summary(summary)
+        load = averaged(before, sample)
+    body = encode_load(load)
     sightings = [
         Sighting(
             broker=broker,
-            at_ms=summary.load.taken_ms,
+            at_ms=load.at_ms,
             partition=message.partition,
             history=sample.history,
             bundle=bundle,
         )
-        for bundle in summary.load.bundles or ()
+        for bundle in load.bundles
     ]
     handed = 0 if kept is None else kept.handed
     return BrokerUpdate(
         row=encode_row(
             Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)
         ),
-        summary=body,
+        load=body,
         sightings=[
             (sighting.bundle.bundle.encode(), encode_sighting(sighting)) for sighting in sightings
         ],
-        problem=fault_of_summary(summarized(None, sample)),
+        problem=fault_of(averaged(None, sample)),
     )
 
 
 def on_sighting(
     row: bytes | None, message: Arrived, *, now_ms: int, partitions: int
-) -> Seen | LeftOut:
+) -> BundleUpdate | LeftOut:
     """Return what follows from a message on the topic of sightings. `row` is the bundle's table
     row; each topic has `partitions`.
     """
@@ -165,13 +164,13 @@ def on_sighting(
         # It was applied before, as in `on_sample`.
         return LeftOut(subject=seen.broker, problem=None)
     if before is None or before.broker == seen.broker:
-        return Seen(row=_row(message, now_ms, encode_sighting(seen)))
+        return BundleUpdate(row=_row(message, now_ms, encode_sighting(seen)))
     # The last report of its former broker; it has been seen elsewhere since.
     if seen.at_ms < before.at_ms:
         return LeftOut(subject=seen.broker, problem=None)
     kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
     body = encode_sighting(replace(seen, bundle=blended(before.bundle, seen.bundle, kept=kept)))
-    return Seen(
+    return BundleUpdate(
         row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body)
     )
 
@@ -187,31 +186,24 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
         handed = decode_sighting(message.value or b"")
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
-    kept, summary = _summary_in(row)
+    kept, load = _load_in(row)
     name = handed.bundle.bundle
-    if (
-        kept is None
-        or summary is None
-        or summary.broker != handed.broker
-        or name not in summary.costs
-    ):
+    if kept is None or load is None or load.broker != handed.broker or name not in load.costs:
         # The broker has left, or the bundle is no longer among its busiest.
         return LeftOut(subject=handed.broker, problem=None)
-    if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
+    if message.offset < kept.handed and handed.at_ms < load.at_ms:
         return LeftOut(subject=handed.broker, problem=None)
-    bundles = tuple(
-        handed.bundle if bundle.bundle == name else bundle for bundle in summary.load.bundles or ()
-    )
-    body = encode_summary(replace(summary, load=replace(summary.load, bundles=bundles)))
+    bundles = tuple(handed.bundle if bundle.bundle == name else bundle for bundle in load.bundles)
+    body = encode_load(replace(load, bundles=bundles))
     return BrokerUpdate(
         row=encode_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)),
-        summary=body,
+        load=body,
     )
 
 
 def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
     """Return whether to delete a row: unreadable, or of `partition` and not renewed for as long as
-    summaries are kept.
+    loads are kept.
     """
     try:
         kept = decode_row(row)
@@ -234,7 +226,7 @@ def _broker_in(message: Arrived) -> str | LeftOut:
         return LeftOut(subject=repr(key[:64]), problem="its key is not the id of a broker")
 
 
-def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
+def _doubt(broker: str, sample: Load, now_ms: int) -> str | None:
     """Return why a sample is ignored, or None if it is used."""
     if sample.broker != broker:
         return f"it names the broker {sample.broker}"
@@ -247,8 +239,8 @@ def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
     return None
 
 
-def _summary_in(row: bytes | None) -> tuple[Row, Summary] | tuple[None, None]:
-    return _read(row, decode_summary)
+def _load_in(row: bytes | None) -> tuple[Row, Load] | tuple[None, None]:
+    return _read(row, decode_load)
 
 
 def _sighting_in(row: bytes | None) -> tuple[Row, Sighting] | tuple[None, None]:

@@ -81,7 +81,7 @@ class Streams:
         self._bundles = self._table("bundles", partitions)
         self._old_brokers = _Round(self._brokers)
         self._old_bundles = _Round(self._bundles)
-        self._summaries = self._topic(LOADS)
+        self._loads = self._topic(LOADS)
         self._sightings = self._topic(shared["sightings"])
         self._handovers = self._topic(shared["handovers"])
         samples = self._topic(SAMPLES)
@@ -156,7 +156,7 @@ class Streams:
             self._brokers[broker] = update.row
         elif broker in self._brokers:
             del self._brokers[broker]
-        await self._summaries.send(key=broker, value=update.summary)
+        await self._loads.send(key=broker, value=update.load)
         for bundle, sighting in update.sightings:
             await self._sightings.send(key=bundle, value=sighting)
 

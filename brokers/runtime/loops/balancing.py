@@ -48,7 +48,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.load_reports import Summary, fault_of_summary
+from equipoise.shedder.loads import Load, fault_of
 from equipoise.shedder.plan import Idle, Move, Plan
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import EndedMove, Since
@@ -189,17 +189,13 @@ class Balancing:
         awaited = self._scheduler.awaited(now_ms)
         if not awaited or not self._worker.agent.leads:
             return
-        summaries, brokers = await self._between_rounds(), self._worker.view.brokers
-        newcomers = [
-            summary
-            for summary in summaries
-            if summary.broker in awaited and summary.broker in brokers
-        ]
+        loads, brokers = await self._between_rounds(), self._worker.view.brokers
+        newcomers = [load for load in loads if load.broker in awaited and load.broker in brokers]
         self._scheduler.reported(
             [
                 each.broker
                 for each in newcomers
-                if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms
+                if each.at_ms >= brokers[each.broker].joined.timestamp_ms
             ]
         )
 
@@ -212,14 +208,14 @@ class Balancing:
         if not self._outcomes or now_ms - self._measured_ms < interval_ms:
             return
         self._measured_ms = now_ms
-        summaries = await asyncio.to_thread(plausible, await self._between_rounds())
+        loads = await asyncio.to_thread(plausible, await self._between_rounds())
         for outcome in self._outcomes.measured(
-            summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms
+            loads, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms
         ):
             self._decided(outcome)
             await asyncio.sleep(0)
 
-    async def _between_rounds(self) -> Sequence[Summary]:
+    async def _between_rounds(self) -> Sequence[Load]:
         """Return the load reports; none if they cannot be read. The next round reads them, too, and
         logs why.
         """
@@ -254,22 +250,22 @@ class Balancing:
         return controls_in(self._worker.view, self._worker.clock.now().wall_ms)
 
     async def _look(self, settings: BalancingSettings, *, plans: bool) -> None:
-        summaries = await asyncio.to_thread(self._bus.latest)
+        loads = await asyncio.to_thread(self._bus.latest)
         own = next(
-            (summary.load for summary in summaries if summary.broker == self._worker.broker_id),
+            (load for load in loads if load.broker == self._worker.broker_id),
             None,
         )
         if own is not None:
-            self._metrics.load(own.resources, averaged=own.averages.weighted_max)
-        placement = await self._place(settings, summaries)
+            self._metrics.load(own.resources, averaged=own.average_use)
+        placement = await self._place(settings, loads)
         if plans and self._sheds(settings):
-            await self._round(settings, summaries, placement)
+            await self._round(settings, loads, placement)
 
     # --- placing ---
 
-    async def _place(self, settings: BalancingSettings, summaries: Sequence[Summary]) -> Placement:
+    async def _place(self, settings: BalancingSettings, loads: Sequence[Load]) -> Placement:
         """Give the agent the configured placement, with the loads as reported now."""
-        known = fresh(summaries, settings, now_ms=self._worker.clock.now().wall_ms)
+        known = fresh(loads, settings, now_ms=self._worker.clock.now().wall_ms)
 
         def chosen() -> Placement | None:
             placement = placement_of(settings, known, before=self._placement)
@@ -287,7 +283,7 @@ class Balancing:
     # --- rounds ---
 
     async def _round(
-        self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement
+        self, settings: BalancingSettings, loads: Sequence[Load], placement: Placement
     ) -> None:
         """Plan in a thread, because weighing 100,000 bundles takes half a second, on a copy of the
         view, because the fold goes on.
@@ -308,7 +304,7 @@ class Balancing:
         def plan() -> tuple[BalancingRound, Mapping[str, str]]:
             cluster = cluster_snapshot_of(
                 copies.pop(),
-                summaries,
+                loads,
                 settings,
                 now_ms=now.wall_ms,
                 resting=resting,
@@ -317,9 +313,7 @@ class Balancing:
             planned = plan_round(cluster, settings, placement, memory=memory, resting=resting)
             cluster.clear()
             return planned, {
-                each.broker: fault
-                for each in summaries
-                if (fault := fault_of_summary(each)) is not None
+                each.broker: fault for each in loads if (fault := fault_of(each)) is not None
             }
 
         with _collector_paused():

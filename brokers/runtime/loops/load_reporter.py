@@ -1,4 +1,4 @@
-"""Sample a broker's load at intervals, and publish it to the load bus when a report is due.
+"""Load a broker's load at intervals, and publish it to the load bus when a report is due.
 
 `sampling` and `resource_use` compute the figures; `report_due` decides when to publish.
 """
@@ -29,8 +29,7 @@ from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import ServiceLoads
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.shedder.load_reports import Sample
-from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.loads import BundleTraffic, Load
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class LoadReporter:
         return self._carried.bundles()
 
     async def run(self) -> None:
-        """Sample and report until cancelled. Then withdraw the report, because no broker should
+        """Load and report until cancelled. Then withdraw the report, because no broker should
         weigh one that has left.
         """
         try:
@@ -122,7 +121,7 @@ class LoadReporter:
         open_bundles: tuple[str, ...],
         now: Instant,
         settings: BalancingSettings,
-    ) -> tuple[Carried, Sample | None]:
+    ) -> tuple[Carried, Load | None]:
         """Return the load of the bundles, and the sample to report; None at the first look, which
         has no earlier counters.
         """
@@ -180,7 +179,7 @@ class _Gate:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def publish(self, sample: Sample) -> None:
+    def publish(self, sample: Load) -> None:
         with self._lock:
             if not self._is_closed:
                 self._bus.publish(sample)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from equipoise.brokers.load.documents import encode_summary
+from equipoise.brokers.load.documents import encode_load
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound, OperatorError
-from equipoise.shedder.load_reports import Sample, summarized
-from equipoise.shedder.loads import Resources, Traffic, Use
+from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
@@ -59,11 +58,11 @@ PERIOD = Period(from_ms=BEGAN_MS + EACH_MS, to_ms=BEGAN_MS + LAST * EACH_MS + 1)
 LEFT_HALF = f"{NAMESPACE}/0x00000000_0x80000000"
 SILENT = Screen(result=list[str]().append, note=list[str]().append)
 QUARTERS = (f"{NAMESPACE}/0x00000000_0x40000000", f"{NAMESPACE}/0x40000000_0x80000000")
-SAMPLE = Sample(
+SAMPLE = Load(
     broker="b1",
     at_ms=BEGAN_MS,
     resources=Resources(cpu=Use(used=50, limit=200)),
-    used=0.25,
+    average_use=0.25,
     traffic=Traffic(
         bytes_in_per_second=10,
         bytes_out_per_second=20,
@@ -133,7 +132,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "archive"
     sequence = Sequence(ARCHIVED)
     beside = [
-        Arrival(Source.LOADS, 1, at(2), encode_summary(summarized(None, SAMPLE))),
+        Arrival(Source.LOADS, 1, at(2), encode_load(averaged(None, SAMPLE))),
         *(
             Arrival(Source.DECISIONS, number, at(3), decision(result))
             for number, result in enumerate(("Success", "Skip", "Skip"))
@@ -266,7 +265,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
             Source.LOADS,
             number,
             BEGAN_MS + 1_000 * at_s,
-            encode_summary(replace(summarized(None, SAMPLE), broker=broker)),
+            encode_load(replace(averaged(None, SAMPLE), broker=broker)),
         )
         for number, (at_s, broker) in enumerate(reports, 1)
     ]

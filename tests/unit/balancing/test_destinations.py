@@ -15,7 +15,7 @@ from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.policies import failure_domain_document
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
-from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.loads import Load
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -48,7 +48,7 @@ class Case:
     policies: Mapping[str, Document] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
     away: Sequence[str] = ()
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
     expected: Mapping[str, str | tuple[str, str]]
 

@@ -29,8 +29,7 @@ from equipoise.brokers.balancing.placement import (
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.loads import BundleTraffic, Load
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -61,12 +60,10 @@ def placed(
     }
 
 
-def summary(broker: str, *, cost: float, costs: Mapping[str, float] | None = None) -> Summary:
+def reported(broker: str, *, cost: float, costs: Mapping[str, float] | None = None) -> Load:
     """A report of the cost of the bundles of a broker, in total and one by one."""
     bundles = tuple(BundleTraffic(bundle=name, cost=each) for name, each in (costs or {}).items())
-    return Summary(
-        broker=broker, load=replace(load(), bundle_count=len(bundles), bundles=bundles), cost=cost
-    )
+    return Load(broker=broker, at_ms=0, bundle_count=len(bundles), bundles=bundles, cost=cost)
 
 
 def names(channel: Channel) -> list[str]:
@@ -267,15 +264,15 @@ def test_least_cost_places_by_the_cost_of_the_balanced_shedder() -> None:
     channel = ruled_channel(
         [Member(broker="small"), Member(broker="large", capacity=300)], {NS: None}, bundles=4
     )
-    summaries = {
-        "small": summary("small", cost=0),
-        "large": summary("large", cost=0),
-        "dead": summary(
+    loads = {
+        "small": reported("small", cost=0),
+        "large": reported("large", cost=0),
+        "dead": reported(
             "dead", cost=60, costs=dict(zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))
         ),
     }
     assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(
-        channel, LeastCost(summaries=summaries)
+        channel, LeastCost(loads=loads)
     )
 
 
@@ -283,8 +280,8 @@ def test_an_impossible_cost_attracts_no_bundles() -> None:
     """A broker with an impossible cost counts as one without a report."""
     for cost in (-1e9, math.nan, math.inf):
         channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
-        summaries = {"a": summary("a", cost=cost), "b": summary("b", cost=10)}
-        assert {"a": 2, "b": 2} == Counter(placed(channel, LeastCost(summaries=summaries)).values())
+        loads = {"a": reported("a", cost=cost), "b": reported("b", cost=10)}
+        assert {"a": 2, "b": 2} == Counter(placed(channel, LeastCost(loads=loads)).values())
 
 
 def test_between_equals_the_fewest_bundles_decide_and_then_the_name() -> None:
@@ -297,16 +294,17 @@ def test_between_equals_the_fewest_bundles_decide_and_then_the_name() -> None:
 def test_reports_are_read_once_when_a_placement_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Placing one bundle, as each lookup of a free one does, reads no report again."""
     channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
-    loads = {"a": load(0.5, messages=5), "b": load(0.1, messages=1)}
-    summaries = {"a": summary("a", cost=50), "b": summary("b", cost=1)}
+    loads = {
+        "a": replace(load(0.5, messages=5), cost=50),
+        "b": replace(load(0.1, messages=1), cost=1),
+    }
     strategies = (
-        LeastCost(summaries=summaries),
+        LeastCost(loads=loads),
         FewestBundles(loads=loads),
         LeastLongTermMessageRate(loads=loads),
         LeastResourceUsageWithWeight(loads=loads),
     )
     monkeypatch.setattr(placement, "fault_of", None)
-    monkeypatch.setattr(placement, "fault_of_summary", None)
     assert ["b", "a", "b", "b"] == [
         placed(channel, strategy, at_most=1)["0000"] for strategy in strategies
     ]
@@ -337,11 +335,10 @@ def test_a_new_namespace_is_spread_over_idle_brokers(
             | {f"brokers.{place}": member.broker for place, member in enumerate(allowed)},
         )
     loads = {member.broker: load(use) for member, use in zip(members, used, strict=False)}
-    summaries = {name: summary(name, cost=0.0) for name in loads}
     for strategy in (
         FewestBundles(loads=loads),
         LeastCost(),
-        LeastCost(summaries=summaries),
+        LeastCost(loads=loads),
         LeastLongTermMessageRate(loads=loads),
         LeastResourceUsageWithWeight(loads=loads),
     ):

@@ -34,8 +34,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
-from equipoise.shedder.load_reports import Summary, summarized
-from equipoise.shedder.loads import BrokerLoad, Weights
+from equipoise.shedder.loads import Load, Weights, averaged
 from equipoise.shedder.plan import Budget, Move
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot
 from equipoise.shedder.transfer import TransferShedder
@@ -50,17 +49,17 @@ FIRST = "tenant/ns/0x00000000_0x20000000"
 PERCENTS = {"a": 90.0, "b": 35.0, "c": 5.0}
 
 
-def summaries(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 0) -> list[Summary]:
-    """The summaries of brokers that have reported once."""
+def loads(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 0) -> list[Load]:
+    """The loads of brokers that have reported once."""
     return [
-        summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms))
+        averaged(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms))
         for broker in percents
     ]
 
 
 def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> ClusterSnapshot:
     """The cluster when all have just reported."""
-    return cluster_snapshot_of(channel.view, summaries(channel, PERCENTS), settings, now_ms=NOW_MS)
+    return cluster_snapshot_of(channel.view, loads(channel, PERCENTS), settings, now_ms=NOW_MS)
 
 
 def taken(channel: Channel, settings: BalancingSettings = SETTINGS) -> Snapshot:
@@ -80,7 +79,7 @@ def test_a_snapshot_combines_load_and_view() -> None:
     channel = uneven_channel()
     snapshot = cluster_snapshot_of(
         channel.view,
-        summaries(channel, PERCENTS),
+        loads(channel, PERCENTS),
         replace(SETTINGS, weights=weights),
         now_ms=NOW_MS,
         since=since,
@@ -88,7 +87,7 @@ def test_a_snapshot_combines_load_and_view() -> None:
     ).snapshot
     assert ("a", "b", "c") == snapshot.live
     assert {"a": 0.9, "b": 0.35, "c": 0.05} == {
-        name: load.averages.weighted_max for name, load in snapshot.loads.items()
+        name: load.average_use for name, load in snapshot.loads.items()
     }
     assert [6, 2, 0] == [len(broker.bundles) for broker in snapshot.brokers]
     assert ({FIRST: "it has moved lately"}, since, weights, {}) == (
@@ -123,7 +122,7 @@ def test_the_topic_limit_uses_the_reports() -> None:
     channel = uneven_channel()
     few = replace(SETTINGS, placement=replace(SETTINGS.placement, topics_max=6))
     assert ("b", "c") == taken(channel, few).candidates(FIRST).allowed
-    liars = summaries(channel, {**PERCENTS, "a": math.nan})
+    liars = loads(channel, {**PERCENTS, "a": math.nan})
     assert ("a", "b", "c") == cluster_snapshot_of(
         channel.view, liars, few, now_ms=NOW_MS
     ).snapshot.candidates(FIRST).allowed
@@ -143,8 +142,8 @@ def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, told: str | 
     forgets it, too.
     """
     channel = uneven_channel()
-    old = summaries(channel, {"a": 90.0}, age_ms=age_ms)
-    known = [*old, *summaries(channel, {"b": 35.0, "c": 5.0})]
+    old = loads(channel, {"a": 90.0}, age_ms=age_ms)
+    known = [*old, *loads(channel, {"b": 35.0, "c": 5.0})]
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     apart = cluster_snapshot_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
     message = f"its last load report was made {told} (limit: 15 s)"
@@ -156,7 +155,7 @@ def test_a_draining_broker_takes_no_part_because_it_drains() -> None:
     """However old its report is."""
     channel = uneven_channel()
     channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
-    known = summaries(channel, PERCENTS, age_ms=10**9)
+    known = loads(channel, PERCENTS, age_ms=10**9)
     assert (
         "it drains"
         in cluster_snapshot_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
@@ -212,9 +211,7 @@ def test_placement_chooses_another_broker_than_the_owner() -> None:
         ),
     ).with_group("threshold", bytes_min=0)
     channel = uneven_channel()
-    placement = placement_of(
-        settings, {summary.broker: summary for summary in summaries(channel, PERCENTS)}
-    )
+    placement = placement_of(settings, {load.broker: load for load in loads(channel, PERCENTS)})
     _, forecast = foreseen(seen(channel, settings), settings, placement)
     assert {"c"} == {move.destination for move in forecast.plan.moves}
     assert {move.bundle for move in forecast.plan.moves} == forecast.placed
@@ -289,7 +286,7 @@ class Violation:
     rules: PlacementRules = field(default_factory=PlacementRules)
     version: str = "1.0.0"
     groups: str | None = None
-    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     moves: Sequence[tuple[int, str, str]] = ()
     stays: Sequence[str] = ()
 

@@ -24,7 +24,7 @@ from equipoise.brokers.balancing.round_outcomes import (
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord
-from equipoise.shedder.load_reports import Sample, summarized
+from equipoise.shedder.loads import Load, averaged
 from equipoise.shedder.plan import Move, Predicted, Stay
 from tests.channels.folding import Channel, channel_with, joined
 
@@ -66,7 +66,7 @@ class Watched:
         """Let all brokers report so long after the end, and measure."""
         at_ms = END_MS + after_ms
         summaries = [
-            summarized(None, Sample(broker=broker, at_ms=at_ms, cost=cost))
+            averaged(None, Load(broker=broker, at_ms=at_ms, cost=cost))
             for broker, cost in self.costs.items()
         ]
         return list(self.outcomes.measured(plausible(summaries), broker="a", now_ms=at_ms))

@@ -9,11 +9,10 @@ import pytest
 
 from equipoise.brokers.balancing.settings.balancing_settings import ReportRules
 from equipoise.brokers.load.sampling import Report, change_percent, report_due
-from equipoise.shedder.load_reports import Sample
-from equipoise.shedder.loads import Resources, Traffic, Use
+from equipoise.shedder.loads import Load, Resources, Traffic, Use
 
 RULES = ReportRules(interval_min_ms=1_000, interval_max_ms=60_000, change_percent=10)
-SAMPLE = Sample(
+SAMPLE = Load(
     broker="a",
     at_ms=0,
     resources=Resources(cpu=Use(used=50, limit=100)),
@@ -43,13 +42,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("now", "expected"), CHANGES.values(), ids=CHANGES.keys())
-def test_the_largest_change_counts(now: Sample, expected: float) -> None:
+def test_the_largest_change_counts(now: Load, expected: float) -> None:
     """Use changes in percentage points, all other figures in percent of the old value."""
     assert math.isclose(expected, change_percent(SAMPLE, now), abs_tol=1e-4)
 
 
 def test_a_change_from_zero_is_infinite() -> None:
-    nothing = Sample(broker="a", at_ms=0)
+    nothing = Load(broker="a", at_ms=0)
     assert 0 == change_percent(nothing, nothing)
     assert math.inf == change_percent(nothing, replace(nothing, bundle_count=1))
 

@@ -229,7 +229,7 @@ def test_a_sample_names_the_busiest_and_counts_all(
         sample.history,
         sample.resources,
     )
-    assert pytest.approx(0.3) == sample.used
+    assert pytest.approx(0.3) == sample.average_use
 
 
 def test_an_infinite_sum_does_not_stay_in_the_average() -> None:

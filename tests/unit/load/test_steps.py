@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.load.documents import decode_sample, decode_summary, encode_sample
+from equipoise.brokers.load.documents import decode_load, encode_load
 from equipoise.brokers.load.topics import SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import (
     Row,
@@ -23,15 +23,14 @@ from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
     BrokerUpdate,
+    BundleUpdate,
     LeftOut,
-    Seen,
     is_forgotten,
     on_handover,
     on_sample,
     on_sighting,
 )
-from equipoise.shedder.load_reports import Sample, Summary, summarized
-from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Load, Traffic, averaged, kept_share
 from tests.load.load_plane import LoadPlane
 
 NOW_MS = 1_800_000_000_000
@@ -46,21 +45,21 @@ def bundle(rate: float, name: str = ORDERS) -> BundleTraffic:
 
 def sample(
     broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[BundleTraffic] = ()
-) -> Sample:
+) -> Load:
     """A sample, `at_ms` after the start."""
-    return Sample(
+    return Load(
         broker=broker,
         at_ms=NOW_MS + at_ms,
-        used=used,
+        average_use=used,
         bundle_count=len(bundles),
         bundles=tuple(bundles),
     )
 
 
-def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
+def arrived(each: Load, *, offset: int = 0, partition: int = 0) -> Arrived:
     """The message that a broker writes."""
     return Arrived(
-        partition=partition, offset=offset, key=each.broker.encode(), value=encode_sample(each)
+        partition=partition, offset=offset, key=each.broker.encode(), value=encode_load(each)
     )
 
 
@@ -71,7 +70,7 @@ def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Broker
     return outcome
 
 
-def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
+def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> BundleUpdate | LeftOut:
     """The result of a sighting."""
     message = Arrived(
         partition=1,
@@ -89,19 +88,19 @@ def sighting(broker: str, at_ms: int, rate: float, *, partition: int = 0) -> Sig
     )
 
 
-def summary_in(outcome: BrokerUpdate) -> Summary:
-    """The published summary, which is also the stored one."""
-    assert outcome.summary is not None
+def summary_in(outcome: BrokerUpdate) -> Load:
+    """The published load, which is also the stored one."""
+    assert outcome.load is not None
     assert outcome.row is not None
-    assert outcome.summary == decode_row(outcome.row).body
-    return decode_summary(outcome.summary)
+    assert outcome.load == decode_row(outcome.row).body
+    return decode_load(outcome.load)
 
 
 # --- samples ---
 
 
 def test_summaries_are_those_of_all_samples() -> None:
-    """The stored and published summary is the one that `summarized` makes of all samples."""
+    """The stored and published load is the one that `averaged` makes of all samples."""
     samples = [
         sample(at_ms=number * STEP_MS, used=number / 4, bundles=[bundle(100.0 * number)])
         for number in range(4)
@@ -109,7 +108,7 @@ def test_summaries_are_those_of_all_samples() -> None:
     row, expected = None, None
     for offset, each in enumerate(samples):
         outcome = told(row, arrived(each, offset=offset))
-        expected = summarized(expected, each)
+        expected = averaged(expected, each)
         assert expected == summary_in(outcome)
         row = outcome.row
 
@@ -139,7 +138,7 @@ def test_each_bundle_of_a_summary_gets_a_sighting() -> None:
 
 def test_a_sample_that_is_read_twice_counts_once() -> None:
     """A worker may be killed before it commits. The next one reads the same message, and publishes
-    the same summary.
+    the same load.
     """
     messages = [
         arrived(sample(at_ms=number * STEP_MS, used=number % 2), offset=number)
@@ -151,22 +150,22 @@ def test_a_sample_that_is_read_twice_counts_once() -> None:
     for message in messages:
         again = told(row, message)
         assert row == again.row
-        assert decode_row(row or b"").body == again.summary
+        assert decode_row(row or b"").body == again.load
 
 
 def test_samples_of_a_recreated_topic_count() -> None:
     """Neither offsets that start again nor a clock that was set back hide a sample."""
     row = told(None, arrived(sample(used=1.0), offset=1_000)).row
     newer = told(row, arrived(sample(at_ms=STEP_MS, used=0.0), offset=0))
-    assert pytest.approx(0.9) == summary_in(newer).load.averages.weighted_max
+    assert pytest.approx(0.9) == summary_in(newer).average_use
     set_back = told(row, arrived(sample(at_ms=-STEP_MS, used=0.0), offset=1_001))
-    assert NOW_MS - STEP_MS == summary_in(set_back).load.taken_ms
+    assert NOW_MS - STEP_MS == summary_in(set_back).at_ms
 
 
 def test_a_broker_that_leaves_is_forgotten() -> None:
     """A tombstone deletes the row, and is passed on."""
     row = told(None, arrived(sample())).row
-    assert BrokerUpdate(row=None, summary=None) == told(
+    assert BrokerUpdate(row=None, load=None) == told(
         row, Arrived(partition=0, offset=1, key=b"a:1", value=None)
     )
 
@@ -196,7 +195,7 @@ DOUBTFUL = (
         id="garbage",
         message=replace(arrived(sample()), value=b"{"),
         subject="a:1",
-        problem="a sample of load cannot be read",
+        problem="a report of load cannot be read",
     ),
     Doubtful(
         id="of another",
@@ -239,15 +238,15 @@ def test_an_ignored_message_has_a_reason(case: Doubtful) -> None:
     ],
     ids=["nan", "negative", "absurd", "of a bundle", "cost of a bundle"],
 )
-def test_an_impossible_figure_is_named_and_enters_no_average(each: Sample, problem: str) -> None:
+def test_an_impossible_figure_is_named_and_enters_no_average(each: Load, problem: str) -> None:
     """It is passed on and logged, and the next sample is averaged as if it had not been."""
     outcome = told(None, arrived(each))
     assert problem == outcome.problem
     after = summary_in(
         told(outcome.row, arrived(sample(at_ms=STEP_MS, used=0.5, bundles=[bundle(3.0)]), offset=1))
     )
-    assert 0.5 == after.load.averages.weighted_max
-    assert [3.0] == [found.traffic.messages_in_per_second for found in after.load.bundles or ()]
+    assert 0.5 == after.average_use
+    assert [3.0] == [found.traffic.messages_in_per_second for found in after.bundles]
 
 
 # --- bundles that move ---
@@ -258,17 +257,17 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
     new broker's samples.
     """
     first = seen(None, sighting("a:1", 0, 100.0))
-    assert isinstance(first, Seen)
+    assert isinstance(first, BundleUpdate)
     assert first.handover is None
     then = seen(first.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1)
-    assert isinstance(then, Seen)
+    assert isinstance(then, BundleUpdate)
     assert then.handover is not None
     partition, key, value = then.handover
     assert (2, b"b:1") == (partition, key)
     assert pytest.approx(90.0) == decode_sighting(value).bundle.traffic.messages_in_per_second
     assert value == decode_row(then.row).body
     again = seen(then.row, sighting("b:1", 2 * STEP_MS, 81.0, partition=2), offset=2)
-    assert isinstance(again, Seen)
+    assert isinstance(again, BundleUpdate)
     assert again.handover is None
     assert LeftOut(subject="b:1", problem=None) == seen(
         again.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1
@@ -278,7 +277,7 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
 def test_the_last_report_of_a_former_owner_has_no_effect() -> None:
     """An older sighting than that of the new broker has no effect, and is no error."""
     row = seen(None, sighting("b:1", STEP_MS, 1.0))
-    assert isinstance(row, Seen)
+    assert isinstance(row, BundleUpdate)
     assert LeftOut(subject="a:1", problem=None) == seen(row.row, sighting("a:1", 0, 5.0), offset=1)
 
 
@@ -295,9 +294,7 @@ def test_a_handover_replaces_an_average_that_started_again() -> None:
         outcome = on_handover(row, message, now_ms=NOW_MS)
         assert isinstance(outcome, BrokerUpdate)
         found = summary_in(outcome)
-        assert [90.0, 7.0] == [
-            each.traffic.messages_in_per_second for each in found.load.bundles or ()
-        ]
+        assert [90.0, 7.0] == [each.traffic.messages_in_per_second for each in found.bundles]
         assert {ORDERS: 45.0, "shop/orders/y": 3.5} == found.costs
         assert 5 == decode_row(outcome.row or b"").offset
         row = outcome.row
@@ -372,7 +369,7 @@ def test_no_message_and_no_row_raises(
     message = Arrived(partition=0, offset=0, key=key, value=value)
     assert isinstance(on_sample(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     assert isinstance(
-        on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut
+        on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), BundleUpdate | LeftOut
     )
     assert isinstance(on_handover(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     if row is not None:
@@ -399,7 +396,7 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(
     kept = kept_share(0.9, elapsed_ms=STEP_MS)
     for step, owner in enumerate(owners):
         rate = (
-            decode_sample(encode_sample(sample(bundles=[bundle(rates[step])])))
+            decode_load(encode_load(sample(bundles=[bundle(rates[step])])))
             .bundles[0]
             .traffic.messages_in_per_second
         )
@@ -416,11 +413,9 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(
         if step in deaths:
             plane.read_again(3)
             plane.work()
-        found = {broker: plane.summaries[broker.encode()] for broker in BROKERS}
-        (only,) = decode_summary(found[owner]).load.bundles or ()
+        found = {broker: plane.loads[broker.encode()] for broker in BROKERS}
+        (only,) = decode_load(found[owner]).bundles
         assert pytest.approx(expected) == only.traffic.messages_in_per_second
         assert [0, 0] == [
-            len(decode_summary(found[broker]).load.bundles or ())
-            for broker in BROKERS
-            if broker != owner
+            len(decode_load(found[broker]).bundles) for broker in BROKERS if broker != owner
         ]

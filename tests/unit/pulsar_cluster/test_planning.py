@@ -251,9 +251,7 @@ def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_re
     assert is_hidden == ("b:8080" not in reports.loads)
     if is_hidden:
         return
-    planned = plan_moves(
-        cluster, EVEN, now_ms=max(load.taken_ms for load in reports.loads.values())
-    )
+    planned = plan_moves(cluster, EVEN, now_ms=max(load.at_ms for load in reports.loads.values()))
     assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 
 

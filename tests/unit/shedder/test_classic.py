@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.shedder.average import AvgShedder
-from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, Weights
+from equipoise.shedder.loads import Load, Resources, Use, Weights
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot
@@ -101,7 +101,7 @@ def test_threshold_the_lower_boundary() -> None:
 def test_threshold_goes_by_the_reported_averages() -> None:
     """Pulsar computes its own averages, one step per round, and so needs a memory."""
     calm = {
-        name: replace(load, averages=Averages(weighted_max=0.1, bytes_per_second=0))
+        name: replace(load, average_use=0.1, average_bytes_per_second=0)
         for name, load in FORTY_TEN_TEN.loads.items()
     }
     assert [] == moves_of(plan_of(ThresholdShedder(), cluster(calm)))
@@ -239,7 +239,7 @@ def test_average_a_pair_that_is_even_starts_again() -> None:
     strategy = AvgShedder(high_percent=90)
     _, hit = strategy.plan(cluster(PAIRS))
     assert {"b1": 1, "b2": 1, "b4": 1, "b5": 1} == hit.low
-    even: dict[str, BrokerLoad] = {"b1": broker(10), "b5": broker(11)}
+    even: dict[str, Load] = {"b1": broker(10), "b5": broker(11)}
     assert {} == strategy.plan(cluster(even), hit)[1].low
     gone = {name: load for name, load in PAIRS.items() if name != "b4"}
     assert {"b1": 2, "b5": 2} == strategy.plan(cluster(gone), hit)[1].low
@@ -271,7 +271,7 @@ def test_a_broker_without_a_fresh_report_takes_no_part(strategy: Policy) -> None
     that reason.
     """
     assert "Skip/NoBrokers" == outcome_of(plan_of(strategy, Snapshot(live=("b1",))))
-    old = cluster({"b1": replace(broker(95, A1=M, A2=M), taken_ms=0)})
+    old = cluster({"b1": replace(broker(95, A1=M, A2=M), at_ms=0)})
     assert "Skip/OutDatedData" == outcome_of(plan_of(strategy, old))
     silent = replace(FORTY_TEN_TEN, live=("b1", "b2", "b3", "b4"))
     assert "it has not reported its load" == stays_of(plan_of(strategy, silent))["b4"]

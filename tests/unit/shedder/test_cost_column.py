@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES, pack, tag_of, unpack
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import Averages, BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.snapshot import Snapshot, take
 from tests.channels.folding import NAMESPACE, channel_with
 
@@ -52,7 +51,7 @@ def test_any_figures_and_any_bytes_give_costs_within_the_total(
     assert all(0 <= cost <= total for cost in unpack(column, total).values())
 
 
-def weighed(owner: str, *summaries: Summary) -> dict[str, float]:
+def weighed(owner: str, *summaries: Load) -> dict[str, float]:
     """The costs of the bundles of `owner`, which serves both halves of a namespace."""
     channel = channel_with("a", "b", bundles=2)
     for low in (0, 0x80000000):
@@ -61,14 +60,15 @@ def weighed(owner: str, *summaries: Summary) -> dict[str, float]:
     return {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
 
 
-def reported(broker: str, *costs: float, total: float | None = None, counted: int = 2) -> Summary:
+def reported(broker: str, *costs: float, total: float | None = None, counted: int = 2) -> Load:
     """A report that names no bundle. `counted` may be more bundles than the column has."""
-    load = BrokerLoad(
-        taken_ms=0, averages=Averages(weighted_max=0.0, bytes_per_second=0.0), bundle_count=counted
-    )
     column = pack(dict(zip(HALVES, costs, strict=False)), total=sum(costs))
-    return Summary(
-        broker=broker, load=load, cost=sum(costs) if total is None else total, column=column
+    return Load(
+        broker=broker,
+        at_ms=0,
+        bundle_count=counted,
+        cost=sum(costs) if total is None else total,
+        column=column,
     )
 
 

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import (
     RATES,
     STEP_MS,
     USE_MAX,
     BundleTraffic,
+    Load,
     Resources,
     Traffic,
     Use,
+    averaged,
     fault_of,
 )
 
@@ -29,11 +30,11 @@ def bundle(name: str, rate: float, *, cost: float = 10.0, topics: int = 1) -> Bu
     )
 
 
-FIRST = Sample(
+FIRST = Load(
     broker="a",
     at_ms=100_000,
     resources=Resources(cpu=Use(used=50, limit=100)),
-    used=0.5,
+    average_use=0.5,
     traffic=Traffic(bytes_in_per_second=100),
     bundle_count=9,
     topics=4,
@@ -43,27 +44,26 @@ FIRST = Sample(
 
 
 def test_the_first_sample_is_its_own_average() -> None:
-    summary = summarized(None, FIRST)
-    assert ("a", 90.0, {"t/n/x": 10.0}) == (summary.broker, summary.cost, summary.costs)
-    load = summary.load
+    load = averaged(None, FIRST)
+    assert ("a", 90.0, {"t/n/x": 10.0}) == (load.broker, load.cost, load.costs)
     assert (FIRST.at_ms, FIRST.resources, FIRST.traffic, 9, 4, FIRST.bundles) == (
-        load.taken_ms,
+        load.at_ms,
         load.resources,
         load.traffic,
         load.bundle_count,
         load.topics,
         load.bundles,
     )
-    assert (0.5, 100.0) == (load.averages.weighted_max, load.averages.bytes_per_second)
+    assert (0.5, 100.0) == (load.average_use, load.average_bytes_per_second)
 
 
 @pytest.mark.parametrize("used", [-1.0, math.inf, 2 * USE_MAX])
 def test_an_impossible_figure_is_passed_on_but_not_averaged(used: float) -> None:
     """However small its share of the average would be."""
-    lied = summarized(summarized(None, FIRST), replace(FIRST, at_ms=FIRST.at_ms + 1, used=used))
-    assert used == lied.load.averages.weighted_max
-    assert fault_of(lied.load) is not None
-    assert FIRST.used == summarized(lied, FIRST).load.averages.weighted_max
+    lied = averaged(averaged(None, FIRST), replace(FIRST, at_ms=FIRST.at_ms + 1, average_use=used))
+    assert used == lied.average_use
+    assert fault_of(lied) is not None
+    assert FIRST.average_use == averaged(lied, FIRST).average_use
 
 
 def test_averages_decay_by_the_history_of_the_sample() -> None:
@@ -72,26 +72,24 @@ def test_averages_decay_by_the_history_of_the_sample() -> None:
     """
     bundles = (bundle("t/n/x", 20, cost=30, topics=2), bundle("t/n/y", 7))
     second = replace(
-        FIRST, at_ms=FIRST.at_ms + STEP_MS, used=0.9, traffic=Traffic(), bundles=bundles
+        FIRST, at_ms=FIRST.at_ms + STEP_MS, average_use=0.9, traffic=Traffic(), bundles=bundles
     )
-    load = summarized(summarized(None, FIRST), second).load
-    assert (0.54, 90.0) == pytest.approx(
-        (load.averages.weighted_max, load.averages.bytes_per_second)
-    )
-    known, new = load.bundles or ()
+    load = averaged(averaged(None, FIRST), second)
+    assert (0.54, 90.0) == pytest.approx((load.average_use, load.average_bytes_per_second))
+    known, new = load.bundles
     assert [11.0] * 4 == pytest.approx([getattr(known.traffic, name) for name in RATES])
     assert (2, 30, bundles[1]) == (known.topics, known.cost, new)
 
 
 def test_a_clock_that_was_set_back_stops_the_averages_once() -> None:
     """All other figures of the older sample count, and the next sample continues from its time."""
-    summary = summarized(summarized(None, FIRST), replace(FIRST, at_ms=0, used=0.9, bundle_count=3))
+    load = averaged(averaged(None, FIRST), replace(FIRST, at_ms=0, average_use=0.9, bundle_count=3))
     assert (0, 0.5, 3) == (
-        summary.load.taken_ms,
-        summary.load.averages.weighted_max,
-        summary.load.bundle_count,
+        load.at_ms,
+        load.average_use,
+        load.bundle_count,
     )
     assert math.isclose(
         0.54,
-        summarized(summary, replace(FIRST, at_ms=STEP_MS, used=0.9)).load.averages.weighted_max,
+        averaged(load, replace(FIRST, at_ms=STEP_MS, average_use=0.9)).average_use,
     )

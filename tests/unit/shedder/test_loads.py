@@ -10,8 +10,7 @@ import pytest
 from equipoise.shedder.loads import (
     FIGURE_MAX,
     USE_MAX,
-    Averages,
-    BrokerLoad,
+    Load,
     Resources,
     Traffic,
     Use,
@@ -45,18 +44,17 @@ SOUND = broker(50, A=1, B=2)
     ("load", "fault"),
     [
         (SOUND, None),
-        (replace(SOUND, bundles=None), None),
         (
-            replace(SOUND, averages=Averages(weighted_max=math.nan, bytes_per_second=0)),
+            replace(SOUND, average_use=math.nan, average_bytes_per_second=0),
             "its average use is nan",
         ),
-        (replace(SOUND, averages=Averages(weighted_max=USE_MAX, bytes_per_second=0)), None),
+        (replace(SOUND, average_use=USE_MAX, average_bytes_per_second=0), None),
         (
-            replace(SOUND, averages=Averages(weighted_max=1e18, bytes_per_second=0)),
+            replace(SOUND, average_use=1e18, average_bytes_per_second=0),
             "its average use is 1e+18",
         ),
         (
-            replace(SOUND, averages=Averages(weighted_max=0, bytes_per_second=-1)),
+            replace(SOUND, average_use=0, average_bytes_per_second=-1),
             "its average throughput is -1",
         ),
         (replace(SOUND, resources=Resources(cpu=Use(used=1e6, limit=1_000))), None),
@@ -79,5 +77,5 @@ SOUND = broker(50, A=1, B=2)
         ),
     ],
 )
-def test_an_impossible_figure_is_named(load: BrokerLoad, fault: str | None) -> None:
+def test_an_impossible_figure_is_named(load: Load, fault: str | None) -> None:
     assert fault == fault_of(load)

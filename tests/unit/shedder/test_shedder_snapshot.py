@@ -16,8 +16,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.loads import Averages, BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.snapshot import (
     IDLE_COST,
     Candidates,
@@ -48,7 +47,7 @@ def report(
     unnamed: int = 0,
     unnamed_cost: float = 0.0,
     **calls: float,
-) -> Summary:
+) -> Load:
     """A report with the calls per second of the bundles `left`, `right` and `whole`, and the count
     and cost of unnamed bundles.
     """
@@ -57,16 +56,18 @@ def report(
         names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0]
         for which, rate in calls.items()
     }
-    load = BrokerLoad(
-        taken_ms=at_ms,
-        averages=Averages(weighted_max=0.5, bytes_per_second=1.0),
+    return Load(
+        broker=broker,
+        at_ms=at_ms,
+        average_use=0.5,
+        average_bytes_per_second=1.0,
         bundle_count=len(costs) + unnamed,
         bundles=tuple(replace(bundle(name, 1), cost=cost) for name, cost in costs.items()),
+        cost=sum(costs.values()) + unnamed_cost,
     )
-    return Summary(broker=broker, load=load, cost=sum(costs.values()) + unnamed_cost)
 
 
-def taken(channel: Channel, *reports: Summary, resting: tuple[str, ...] = ()) -> Snapshot:
+def taken(channel: Channel, *reports: Load, resting: tuple[str, ...] = ()) -> Snapshot:
     """The snapshot at `NOW_MS`."""
     return take(channel.view, reports, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=resting)
 
@@ -193,14 +194,12 @@ def test_a_bundle_of_unknown_cost_costs_the_mean(channel: Channel) -> None:
 
 FAULTS = {
     "its average use is nan": lambda told: replace(
-        told, load=replace(told.load, averages=Averages(weighted_max=math.nan, bytes_per_second=1))
+        told, average_use=math.nan, average_bytes_per_second=1
     ),
-    "has bytes_out_per_second=-1": lambda told: replace(
-        told, load=replace(told.load, bundles=(bundle(LEFT, -1),))
-    ),
+    "has bytes_out_per_second=-1": lambda told: replace(told, bundles=(bundle(LEFT, -1),)),
     "it costs inf": lambda told: replace(told, cost=math.inf),
     f"{LEFT} costs -1.0": lambda told: replace(
-        told, load=replace(told.load, bundles=(replace(bundle(LEFT, 1), cost=-1.0),))
+        told, bundles=(replace(bundle(LEFT, 1), cost=-1.0),)
     ),
 }
 
@@ -209,7 +208,7 @@ FAULTS = {
     ("fault", "spoil"), FAULTS.items(), ids=["use", "traffic", "cost", "bundle"]
 )
 def test_an_impossible_figure_keeps_its_broker_out_of_the_round(
-    channel: Channel, fault: str, spoil: Callable[[Summary], Summary]
+    channel: Channel, fault: str, spoil: Callable[[Load], Load]
 ) -> None:
     """Such a report weighs nothing, and the other brokers are weighed as without it."""
     others = (report("b", right=7), report("c"))
@@ -283,8 +282,13 @@ def test_a_broker_is_new_for_a_minute(channel: Channel, age_ms: int, is_new: boo
 
 def told_by(channel: Channel, *bundles: str) -> Snapshot:
     """The snapshot after broker a has reported these bundles."""
-    load = replace(broker(50), taken_ms=0, bundles=tuple(bundle(name, 1) for name in bundles))
-    told = Summary(broker="a", load=load, cost=1.0)
+    told = replace(
+        broker(50),
+        broker="a",
+        at_ms=0,
+        bundles=tuple(bundle(name, 1) for name in bundles),
+        cost=1.0,
+    )
     return take(
         channel.view,
         (told,),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.shedder.loads import Averages, BrokerLoad
+from equipoise.shedder.loads import Load
 from equipoise.shedder.snapshot import Candidates, EndedMove, Since, Snapshot
 from equipoise.shedder.transfer import TransferMemory, TransferShedder
 from tests.shedding import (
@@ -29,7 +29,7 @@ M = 1_000_000
 AT_ONCE = TransferShedder(hit_count_threshold=0)
 
 
-def the_five(**changed: BrokerLoad) -> Snapshot:
+def the_five(**changed: Load) -> Snapshot:
     """The cluster of Pulsar's test: two brokers are at 80 and 90 %, three nearly idle."""
     five = {
         "b1": broker(2, A1=M, A2=2 * M),
@@ -120,7 +120,7 @@ def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
     loaded one.
     """
     by_throughput = replace(
-        broker(4, B1=M, B2=3 * M), averages=Averages(weighted_max=0.04, bytes_per_second=10)
+        broker(4, B1=M, B2=3 * M), average_use=0.04, average_bytes_per_second=10
     )
     others = {"b4": broker(55, D1=2 * M, D2=6 * M), "b5": broker(65, E1=2 * M, E2=7 * M)}
     for idle in (by_throughput, broker(3, B1=M, B2=3 * M)):
@@ -191,7 +191,7 @@ def test_without_transfer_any_other_broker_will_do() -> None:
 
 
 NO_LOAD = Snapshot(now_ms=NOW_MS, live=("b1", "b2"))
-NO_TOP = cluster({name: replace(load, bundles=None) for name, load in the_five().loads.items()})
+NO_TOP = cluster({name: replace(load, bundles=()) for name, load in the_five().loads.items()})
 ONE_EACH = cluster({"b1": broker(2, A1=M), "b2": broker(70, B1=70 * M), "b3": broker(95, C1=M)})
 IDLE = cluster(
     {
@@ -199,7 +199,7 @@ IDLE = cluster(
         for name, percent in (("b1", 2), ("b2", 70), ("b3", 95))
     }
 )
-OLD = cluster({name: replace(load, taken_ms=0) for name, load in the_five().loads.items()})
+OLD = cluster({name: replace(load, at_ms=0) for name, load in the_five().loads.items()})
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_a_clock_that_jumps_delays_no_round_forever() -> None:
     """A move in the future counts as made now. A report from the future ends no cool-down."""
     ahead = cooling(the_five(), b5=NOW_MS + 10**9)
     assert ("Skip/CoolDown", {"b5": NOW_MS}, {"b1": NOW_MS}) == ahead
-    hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 300_000))
+    hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), at_ms=NOW_MS + 300_000))
     assert "Skip/CoolDown" == cooling(hasty, b5=NOW_MS - 1_000)[0]
-    far = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 10**9))
+    far = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), at_ms=NOW_MS + 10**9))
     assert ["D1: b4 -> b1"] == moves(far)
 
 
@@ -365,12 +365,13 @@ def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -
         "b0": broker(0, X1=M, X2=M),
         "b6": replace(
             broker(100, F1=M, F2=M),
-            averages=Averages(weighted_max=float("nan"), bytes_per_second=0),
+            average_use=float("nan"),
+            average_bytes_per_second=0,
         ),
-        "b7": replace(broker(99, G1=M, G2=M), taken_ms=NOW_MS - 1_800_001),
+        "b7": replace(broker(99, G1=M, G2=M), at_ms=NOW_MS - 1_800_001),
         "b8": broker(98, H1=M, H2=-1),
         "b9": broker(0, I1=M, I2=M),
-        "c0": replace(broker(97, J1=M, J2=M), taken_ms=NOW_MS + 1_900_000),
+        "c0": replace(broker(97, J1=M, J2=M), at_ms=NOW_MS + 1_900_000),
     }
     snapshot = the_five(**odd)
     live = (*(f"b{number}" for number in range(1, 10)), "c0")
@@ -409,12 +410,10 @@ def test_a_broker_without_use_gives_nothing_by_its_throughput() -> None:
 def test_a_bundle_that_is_reported_twice_moves_once() -> None:
     """A bundle that a report names twice moves once, and counts once in a swap."""
     twice = broker(90, E1=M, E2=7 * M)
-    assert twice.bundles is not None
     doubled = the_five(b5=replace(twice, bundles=(twice.bundles[0], *twice.bundles)))
     assert ["E1: b5 -> b1", "D1: b4 -> b2"] == moves(doubled)
     # Twice the first would do for a swap, once it and the second would not.
     light = broker(48, A1=1.2 * M, A2=3.6 * M)
-    assert light.bundles is not None
     swapping = cluster(
         {
             "a": replace(light, bundles=(light.bundles[0], *light.bundles)),

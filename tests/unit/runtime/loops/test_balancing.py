@@ -23,7 +23,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.topics import LOADS
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.channel.core.side_log import SideLogUnavailable
-from equipoise.shedder.load_reports import Sample, Summary
+from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Move, Plan, Predicted
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
@@ -374,13 +374,13 @@ async def test_placement_follows_settings_while_moves_delay_rounds(tmp_path: Pat
 async def test_placement_ignores_old_reports(tmp_path: Path) -> None:
     async with balanced(tmp_path, brokers=1) as stage:
         (broker,) = stage.cluster.brokers
-        stage.bus.publish(Sample(broker="ceased", at_ms=1))
-        stage.bus.publish(Sample(broker="reporting", at_ms=broker.worker.clock.now().wall_ms))
+        stage.bus.publish(Load(broker="ceased", at_ms=1))
+        stage.bus.publish(Load(broker="reporting", at_ms=broker.worker.clock.now().wall_ms))
         stage.begin()
         await until(lambda: len(stage.decisions) > 1)
         placement = broker.worker.agent.placement
         assert isinstance(placement, LeastCost)
-        assert ["reporting"] == list(placement.summaries)
+        assert ["reporting"] == list(placement.loads)
 
 
 async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path:
             await until(lambda: late.id in stage.cluster.view.brokers)
             joined_ms = stage.cluster.view.brokers[late.id].joined.timestamp_ms
             assert [] == stage.decisions
-            stage.bus.publish(Sample(broker=late.id, at_ms=joined_ms))
+            stage.bus.publish(Load(broker=late.id, at_ms=joined_ms))
             await until(lambda: bool(stage.decisions))
 
 
@@ -467,7 +467,7 @@ async def test_an_impossible_report_is_counted_and_logged_once(
     async with balanced(tmp_path, brokers=1) as stage:
         liar = stage.cluster.brokers[0].id
         for broker in (liar, "somebody else"):
-            stage.bus.publish(Sample(broker=broker, at_ms=0, used=math.nan))
+            stage.bus.publish(Load(broker=broker, at_ms=0, average_use=math.nan))
         stage.begin()
         await until(lambda: len(stage.decisions) > 3)
         refused = [
@@ -510,7 +510,7 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
             """Let both brokers report, and return the outcomes so far."""
             for broker, cost in ((leader.id, 120.0), (other.id, 80.0)):
                 stage.bus.publish(
-                    Sample(broker=broker, at_ms=leader.worker.clock.now().wall_ms, cost=cost)
+                    Load(broker=broker, at_ms=leader.worker.clock.now().wall_ms, cost=cost)
                 )
             return [decision for decision in stage.decisions if decision.kind == "outcome"]
 
@@ -553,7 +553,7 @@ class Away(LoadBus):
     problem: Exception | None = SideLogUnavailable(LOADS, place="there", problem="it is away")
     asked = 0
 
-    def latest(self) -> Sequence[Summary]:
+    def latest(self) -> Sequence[Load]:
         self.asked += 1
         if self.problem is not None:
             raise self.problem

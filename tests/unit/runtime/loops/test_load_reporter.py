@@ -20,7 +20,7 @@ from equipoise.brokers.runtime.loops import load_reporter
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.load_reports import Sample, Summary
+from equipoise.shedder.loads import Load
 from equipoise.shedder.snapshot import BYTES_PER_CALL
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
@@ -38,11 +38,11 @@ class Bus(LoadBus):
     def __init__(self, name: str) -> None:
         super().__init__(f"memory:{name}")
         self.problem: Exception | None = None
-        self.samples: list[Sample] = []
+        self.samples: list[Load] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def publish(self, sample: Sample) -> None:
+    def publish(self, sample: Load) -> None:
         self.samples.append(sample)
         assert self.gate.wait(PATIENCE_MS / 1_000)
         if self.problem is not None:
@@ -94,16 +94,16 @@ async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
         broker.service.loads[bundle] = BundleLoad(calls_per_second=40, sessions=7)
         async with reporting(broker, bus, rules(OFTEN)) as reporter:
             await until(lambda: bool(bus.latest()))
-            (summary,) = bus.latest()
-            assert (broker.id, 4) == (summary.broker, summary.load.bundle_count)
-            (busy,) = summary.load.bundles or ()
+            (load,) = bus.latest()
+            assert (broker.id, 4) == (load.broker, load.bundle_count)
+            (busy,) = load.bundles
             assert (bundle, 40, 40 * BYTES_PER_CALL, 7) == (
                 busy.bundle,
                 busy.traffic.messages_in_per_second,
                 busy.traffic.bytes_in_per_second,
                 busy.consumers,
             )
-            assert summary.load.resources.cpu.limit > 0
+            assert load.resources.cpu.limit > 0
             assert sorted(brokers.bundles()) == [each.bundle for each in reporter.bundles()]
         assert [] == bus.latest()
 
@@ -229,7 +229,7 @@ async def test_nothing_is_published_after_the_withdrawal(tmp_path: Path) -> None
         await until(lambda: bool(bus.samples))
         task.cancel()
         _, unfinished = await asyncio.wait([task], timeout=0.05)
-        found: list[Sequence[Summary]] = []
+        found: list[Sequence[Load]] = []
         task.add_done_callback(lambda _: found.append(bus.latest()))
         bus.gate.set()
         await until(lambda: bool(found))

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.load.documents import encode_sample, encode_summary
-from equipoise.shedder.load_reports import Sample, summarized
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.brokers.load.documents import encode_load
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.sequence.loads import load_rows
 
 BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
@@ -18,7 +17,7 @@ TRAFFIC = Traffic(
     messages_in_per_second=1,
     messages_out_per_second=2,
 )
-SAMPLE = Sample(
+SAMPLE = Load(
     broker="b1",
     at_ms=1_700_000_000_000,
     resources=Resources(
@@ -26,7 +25,7 @@ SAMPLE = Sample(
         memory=Use(used=96, limit=128),
         bandwidth_in=Use(used=7, limit=0),
     ),
-    used=0.25,
+    average_use=0.25,
     traffic=TRAFFIC,
     bundle_count=9,
     topics=4,
@@ -46,7 +45,7 @@ SAMPLE = Sample(
 )
 
 
-REPORT = encode_summary(summarized(None, SAMPLE))
+REPORT = encode_load(averaged(None, SAMPLE))
 
 
 def test_each_figure_of_a_report_has_its_column() -> None:
@@ -83,7 +82,7 @@ def test_a_figure_that_is_no_number_is_null() -> None:
         traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")),
         bundles=(),
     )
-    rows = load_rows(encode_summary(summarized(None, odd)))
+    rows = load_rows(encode_load(averaged(None, odd)))
     assert rows is not None
     (broker,) = rows.brokers
     assert (None, None, 20.0, ()) == (
@@ -96,7 +95,7 @@ def test_a_figure_that_is_no_number_is_null() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", encode_sample(SAMPLE)],
+    [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff"],
 )
 def test_other_documents_give_no_rows(document: bytes) -> None:
     assert load_rows(document) is None
