@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Concatenate, Final, ParamSpec
 
 import typer
+from typer.models import OptionInfo
 
 from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.output import Output, progress
@@ -34,6 +35,22 @@ TIMEOUT_S: Final = 60
 TIMEOUT_S_MAX: Final = 86_400
 
 P = ParamSpec("P")
+
+
+def existing_file(
+    *names: str, text: str, metavar: str = "FILE", envvar: str | None = None
+) -> OptionInfo:
+    """Return the option of a file that must exist. `text` is its help."""
+    return OptionInfo(
+        default=...,
+        param_decls=names,
+        metavar=metavar,
+        envvar=envvar,
+        exists=True,
+        dir_okay=False,
+        help=text,
+        show_default=False,
+    )
 
 
 LogOption = Annotated[
@@ -61,16 +78,12 @@ AsOption = Annotated[
 ]
 BrokerConfOption = Annotated[
     Path | None,
-    typer.Option(
+    existing_file(
         "--broker-conf",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help=(
+        text=(
             "Use the entries about balancing and security of this Pulsar broker.conf. --set and the"
             " channel override them."
         ),
-        show_default=False,
     ),
 ]
 ReasonOption = Annotated[

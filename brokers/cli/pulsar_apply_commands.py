@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from equipoise.brokers.cli.commands.plan_options import plan_in
-from equipoise.brokers.cli.options import file
+from equipoise.brokers.cli.options import existing_file, file
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import Row, print_heading, print_json, print_line, print_wrapped
 from equipoise.brokers.cli.pulsar_options import Cluster
@@ -58,12 +58,8 @@ class Sending:
     ] = False
     undo: Annotated[
         Path | None,
-        typer.Option(
-            metavar="AUDIT",
-            exists=True,
-            dir_okay=False,
-            help="Move back what the last plan in this audit file moved.",
-            show_default=False,
+        existing_file(
+            metavar="AUDIT", text="Move back what the last plan in this audit file moved."
         ),
     ] = None
     at_once: Annotated[

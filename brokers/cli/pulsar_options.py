@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.options import TIMEOUT_S, TimeoutOption
+from equipoise.brokers.cli.options import TIMEOUT_S, TimeoutOption, existing_file
 from equipoise.brokers.cli.output import Output
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, ClientConf, read_client_conf, with_files
@@ -44,34 +44,18 @@ class Cluster(Output):
     ] = None
     client_conf: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
+        existing_file(
+            text="Pulsar's client.conf: addresses, TLS, and who asks. Other options override it.",
             envvar="PULSAR_CLIENT_CONF",
-            exists=True,
-            dir_okay=False,
-            help="Pulsar's client.conf: addresses, TLS, and who asks. Other options override it.",
-            show_default=False,
         ),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A file with a token.",
-            show_default=False,
-        ),
+        existing_file(text="A file with a token."),
     ] = None
     ca_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A PEM file with trusted authorities.",
-            show_default=False,
-        ),
+        existing_file(text="A PEM file with trusted authorities."),
     ] = None
     timeout_s: TimeoutOption = TIMEOUT_S
 

@@ -1,13 +1,100 @@
-"""Make HTTP responses: JSON, plain text, or no body."""
+"""Make HTTP responses: JSON, plain text, no body, or an error as `{"reason": ...}`, as Pulsar's,
+with a proper status and never a traceback.
+
+Errors become answers in all handlers of the broker's port, including those of services.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+import secrets
 from collections.abc import Mapping
+from functools import wraps
 from http import HTTPStatus
 from typing import Final
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
+
+from equipoise.brokers.errors import (
+    Cancelled,
+    ChannelLost,
+    InvalidRequest,
+    PolicyLeavesNobody,
+    Rejected,
+)
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    LogStorageFull,
+    NotFound,
+    OutcomeUnknown,
+    PeerError,
+)
+from equipoise.channel.core.records import Reason
+
+_logger: Final = logging.getLogger(__name__)
+
+RETRY_AFTER_S: Final = 1
+"""When a caller may retry after 503: a failover takes seconds, an election is immediate."""
+
+REQUEST_ID: Final = "X-Request-Id"
+_SHOWN_MAX: Final = 256
+_match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
+
+_PULSAR_COMMANDS: Final = tuple(
+    (re.compile(ours), theirs)
+    for ours, theirs in (
+        (r"equipoise namespaces list(?! \w)", "pulsar-admin namespaces list TENANT"),
+        (r"equipoise namespaces (list|bundles|create)", r"pulsar-admin namespaces \1"),
+        (r"equipoise brokers list( --all)?( --json)?", "pulsar-admin brokers list CLUSTER"),
+        (
+            r"(policy 'isolation/.*)equipoise policies list",
+            r"\1pulsar-admin ns-isolation-policy list CLUSTER",
+        ),
+        (
+            r"(policy 'failure-domain/.*)equipoise policies list",
+            r"\1pulsar-admin clusters list-failure-domains CLUSTER",
+        ),
+        (r"equipoise balancing show --all", "pulsar-admin brokers list-dynamic-config"),
+    )
+)
+"""Commands that messages name, and those of Pulsar's tool that do the same. Others have no equal
+there."""
+
+# The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a
+# conflicting state. 504 means that an operation began and may still happen, so a blind retry is
+# wrong.
+_STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
+    ((InvalidRequest,), 400),
+    ((NotFound,), 404),
+    ((Cancelled, PolicyLeavesNobody), 409),
+    ((CallerError,), 412),
+    # The broker waited for records. No operation began.
+    ((ChannelLost,), 503),
+    ((DeadlineExceeded, OutcomeUnknown), 504),
+    # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover
+    # soon.
+    ((PeerError, LogStorageFull), 503),
+)
+
+_STATUS_OF_REASON: Final[Mapping[str, int]] = {
+    Reason.UNKNOWN_BUNDLE: 404,
+    Reason.UNKNOWN_BROKER: 404,
+    Reason.UNKNOWN_NAMESPACE: 404,
+    Reason.UNKNOWN_POLICY: 404,
+    Reason.DEAD_TARGET: 412,
+    Reason.DRAINING_TARGET: 412,
+    Reason.NOT_ADJACENT: 412,
+    Reason.BAD_BOUNDARY: 412,
+    Reason.MALFORMED: 412,
+    # This broker has just lost its incarnation, or never had one. Another broker can serve the
+    # request.
+    Reason.DEAD_PUBLISHER: 503,
+    Reason.NO_GENESIS: 503,
+}
 
 JSON: Final = "application/json"
 
@@ -45,3 +132,125 @@ def raw_answer(status: HTTPStatus, problem: Mapping[str, str], *headers: str) ->
 def done() -> web.Response:
     """Return 204: the request was carried out."""
     return web.Response(status=204)
+
+
+def status_of(error: EquipoiseError) -> int:
+    """Return the HTTP status of an error; 500 if an operator or a developer must act."""
+    if isinstance(error, Rejected):
+        return _STATUS_OF_REASON.get(error.reason, 409)
+    return next((status for kinds, status in _STATUS_OF_ERROR if isinstance(error, kinds)), 500)
+
+
+def error_answer(
+    request: web.Request, error: EquipoiseError, *, status: int | None = None
+) -> web.Response:
+    """Return the answer to a failed request. `status` overrides the table's.
+
+    The body has Pulsar's `reason` for people, and our `error` for programs: the reason of a
+    rejection, or the class.
+    """
+    code = error.reason if isinstance(error, Rejected) else type(error).__name__
+    return problem_answer(
+        request, status_of(error) if status is None else status, str(error), code, error
+    )
+
+
+def typed(route: web.RouteDef) -> web.RouteDef:
+    """Return the same route, with a handler that answers its errors.
+
+    This is not a middleware, because aiohttp would slow down every request for it, including
+    lookups.
+    """
+    handler = route.handler
+
+    @wraps(handler)
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            if request.version >= HttpVersion11 and hdrs.EXPECT in request.headers:
+                await _invite_body(request)
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge as error:
+            reason = (
+                f"the body of {request.method} {request.path} is larger than"
+                f" {request.client_max_size} bytes, the maximum"
+            )
+            return problem_answer(request, error.status, reason, "BodyTooLarge", error)
+        except web.HTTPException:
+            raise  # A redirect, or a service's own error: it already is an answer.
+        except EquipoiseError as error:
+            return error_answer(request, error)
+        except Exception as error:  # noqa: BLE001 - no error may show a caller a traceback
+            if error is request.content.exception():
+                # Nobody reads it, but it is not our fault.
+                reason = "the body is incomplete: the connection was lost"
+                return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")
+            reason = "internal error; look for the id of this request in the log of the broker"
+            return problem_answer(
+                request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error
+            )
+
+    return web.RouteDef(
+        route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs}
+    )
+
+
+def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Response:
+    """Return 405 for a method that this server does not support at a path. `allow` lists those that
+    it supports, as the header does.
+    """
+    answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+    answer.headers["Allow"] = allow
+    return answer
+
+
+async def _expected(request: web.Request) -> web.Response | None:
+    """Refuse any expectation but `Expect: 100-continue`, which `_invite_body` fulfils behind all
+    other checks.
+    """
+    expectation = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None  # RFC 9110: ignore it.
+    if expectation.lower() != "100-continue":
+        reason = f"the expectation {expectation[:_SHOWN_MAX]!r} is not supported; use 100-continue"
+        return problem_answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation")
+    return None
+
+
+async def _invite_body(request: web.Request) -> None:
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # That was not the final answer.
+
+
+def problem_answer(
+    request: web.BaseRequest, status: int, reason: str, code: str, error: Exception | None = None
+) -> web.Response:
+    """Return an answer with a `reason` for people and a `code` for programs. Log it with `error` if
+    the status is 500.
+    """
+    given = request.headers.get(REQUEST_ID, "")
+    request_id = given if _match_request_id(given) else secrets.token_hex(8)
+    headers = {REQUEST_ID: request_id}
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:  # Only this status is our fault.
+        about = {"request": request_id, "method": request.method, "path": request.path}
+        _logger.error("a request failed", exc_info=error, extra=about)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if request.path.startswith("/admin/"):
+        reason = _for_pulsar_admin(reason)
+    return json_answer(
+        {"reason": _expressible(reason), "error": code}, status=status, headers=headers
+    )
+
+
+def _for_pulsar_admin(reason: str) -> str:
+    """Return a reason that names the commands of the tool whose paths these are, where it has
+    them.
+    """
+    for ours, theirs in _PULSAR_COMMANDS:
+        reason = ours.sub(theirs, reason)
+    return reason
+
+
+def _expressible(text: str) -> str:
+    """Return text that UTF-8 can encode. A path may hold characters that it cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -9,21 +9,14 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from equipoise.brokers.http.admin.absent import DEFAULTS, defaults
-from equipoise.brokers.http.admin.balancing import Balancing, Decisions
-from equipoise.brokers.http.admin.brokers import Brokers, Handovers
-from equipoise.brokers.http.admin.cluster_policies import Policies
-from equipoise.brokers.http.admin.clusters import Clusters
-from equipoise.brokers.http.admin.controls import Controls
-from equipoise.brokers.http.admin.grants import Grants
-from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
-from equipoise.brokers.http.admin.tenants import Tenants
-from equipoise.brokers.http.answers import SERVER
+from equipoise.brokers.http.admin.brokers import Handovers
+from equipoise.brokers.http.admin.namespaces import NamespaceTopics
+from equipoise.brokers.http.admin.paths import paths_of_admin
+from equipoise.brokers.http.answers import SERVER, typed
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.authentication import authenticated
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
 from equipoise.brokers.http.connections import Connections
-from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
@@ -58,16 +51,6 @@ def make_app(
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
-    namespaces = Namespaces(worker, topics)
-    of_cluster = (
-        Clusters(worker),
-        Tenants(worker),
-        namespaces,
-        Grants(worker),
-        Policies(worker),
-        Brokers(worker, end),
-    )
-    of_balancing = (Balancing(worker), Controls(worker), Decisions(worker))
     # Lookups read the log to its end only before they deny something.
     app.add_routes(
         [
@@ -75,9 +58,7 @@ def make_app(
             for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())
         ]
     )
-    groups = (assignment, *of_cluster, *of_balancing)
-    routes = [route for paths in groups for route in paths.routes()]
-    routes += defaults(worker, DEFAULTS)
+    routes = (*assignment.routes(), *paths_of_admin(worker, end, topics))
     app.add_routes([typed(reading(worker, route)) for route in routes])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in
     # progress.

@@ -15,10 +15,9 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.answers import json_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identify
 from equipoise.brokers.http.connections import LIMITED, Connection
-from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
 from equipoise.brokers.security.identity import (

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from equipoise.brokers.http.answers import SERVER, raw_answer
-from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
+from equipoise.brokers.http.answers import RETRY_AFTER_S, SERVER, problem_answer, raw_answer
 from equipoise.brokers.runtime.callers import CALLER, Caller
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.service import pulsar_address

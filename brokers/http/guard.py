@@ -21,10 +21,9 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.answers import JSON, problem_answer
 from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.connections import Connection
-from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.runtime.config import WorkerConfig
 
 # These methods change nothing, and the browser hides the answers from foreign pages. It does not

@@ -12,8 +12,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.errors import NotReady
-from equipoise.brokers.http.answers import json_answer, text_answer
-from equipoise.brokers.http.errors import typed
+from equipoise.brokers.http.answers import json_answer, text_answer, typed
 from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.worker import Worker

@@ -22,8 +22,7 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from equipoise.brokers.http.answers import JSON, text_answer
-from equipoise.brokers.http.errors import error_answer
+from equipoise.brokers.http.answers import JSON, error_answer, text_answer
 from equipoise.brokers.http.readiness import CHANNEL_LOST_MS, ready_view
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located

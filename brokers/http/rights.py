@@ -18,8 +18,8 @@ from aiohttp.typedefs import Handler, Middleware
 from equipoise.brokers.errors import NotReady
 from equipoise.brokers.http.admin.controls import CONTROLS_PATH
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
+from equipoise.brokers.http.answers import error_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
-from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker

@@ -20,8 +20,8 @@ from aiohttp import web
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
 from equipoise.brokers.http.admin.absent import unmatched
+from equipoise.brokers.http.answers import typed
 from equipoise.brokers.http.app import BACKLOG, make_app, served
-from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.load.bus import LoadBus

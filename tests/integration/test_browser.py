@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.answers import problem_answer
 from equipoise.channel.core.records import NamespaceRecord, Renewed
 from tests.pulsar.programs import is_required
 from tests.unit.http.cluster import cluster

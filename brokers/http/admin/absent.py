@@ -15,9 +15,8 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import namespace_named
-from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.answers import done, json_answer, not_supported, problem_answer, typed
 from equipoise.brokers.http.bodies import namespace_of
-from equipoise.brokers.http.errors import not_supported, problem_answer, typed
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.runtime.worker import Worker
 

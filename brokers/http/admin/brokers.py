@@ -16,7 +16,7 @@ from equipoise.brokers.balancing.controls import maintenances_in
 from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, json_answer, text_answer
+from equipoise.brokers.http.answers import done, json_answer, not_supported, text_answer
 from equipoise.brokers.http.bodies import (
     OPENED_BODY,
     bundle_of,
@@ -25,7 +25,6 @@ from equipoise.brokers.http.bodies import (
     required_body_of,
 )
 from equipoise.brokers.http.entries import broker_document, bundle_document
-from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.failures import error_text

@@ -34,7 +34,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
 from equipoise.brokers.balancing.topic_policies import pulsar_document
 from equipoise.brokers.errors import Cancelled, InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, json_answer, text_answer
+from equipoise.brokers.http.answers import done, error_answer, json_answer, text_answer
 from equipoise.brokers.http.bodies import (
     CLUSTERS_BODY,
     GROUP_BODY,
@@ -50,7 +50,6 @@ from equipoise.brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
-from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.checks import check_unused

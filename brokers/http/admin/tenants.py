@@ -13,7 +13,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import tenant_named, tenants_in
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.answers import json_answer, not_supported
 from equipoise.brokers.http.bodies import (
     TENANT_BODY,
     TenantBody,
@@ -21,7 +21,6 @@ from equipoise.brokers.http.bodies import (
     flag_of,
     required_body_of,
 )
-from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
 from equipoise.channel.core.ranges import check_tenant

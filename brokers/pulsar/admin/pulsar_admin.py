@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.http.admin.absent import defaults
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.answers import problem_answer
 from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions

@@ -10,10 +10,12 @@ from typing import Final
 from aiohttp import web
 from pydantic import Field, TypeAdapter
 
+from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.balancing.topic_policies import Compatibility, PulsarModel
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
+from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar import cluster_schemas
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
@@ -132,9 +134,14 @@ class SchemaPaths(TopicPaths):
         """Return that producers of a topic may use a schema: schemas are not compared here."""
         topic = topic_of(request)
         (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
-        self._server.directory.check_namespace(topic.namespace)
-        strategy = Compatibility.ALWAYS_COMPATIBLE
-        return json_answer({"compatibility": True, "schemaCompatibilityStrategy": strategy})
+        namespace = namespace_named(ready_view(self._worker), topic.namespace)
+        self._server.directory.check_namespace(namespace.name)
+        return json_answer(
+            {
+                "compatibility": True,
+                "schemaCompatibilityStrategy": Compatibility.ALWAYS_COMPATIBLE,
+            }
+        )
 
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of a schema. It is a digest of the schema, registered or not."""

@@ -23,9 +23,8 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
-from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.answers import JSON, RETRY_AFTER_S
 from equipoise.brokers.http.caller import CALLED_FROM
-from equipoise.brokers.http.errors import RETRY_AFTER_S
 from equipoise.brokers.http.guard import ARRIVED_AT
 
 Message = MutableMapping[str, Any]

@@ -20,8 +20,8 @@ import aiohttp
 from aiohttp import hdrs, web
 from yarl import URL
 
+from equipoise.brokers.http.answers import problem_answer
 from equipoise.brokers.http.caller import CALLED_FROM
-from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.guard import ARRIVED_AT
 from equipoise.brokers.runtime.embedding.forwarding import (
     Body,

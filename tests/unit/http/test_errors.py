@@ -19,7 +19,7 @@ from equipoise.brokers.errors import (
     Rejected,
     UnknownNamespace,
 )
-from equipoise.brokers.http.errors import REQUEST_ID, status_of, typed
+from equipoise.brokers.http.answers import REQUEST_ID, status_of, typed
 from equipoise.channel.core.errors import (
     Bug,
     DeadlineExceeded,
@@ -185,7 +185,7 @@ async def test_an_unexpected_error_is_logged_and_answered_500_without_details(
     assert "secret" not in text
     assert "Traceback" not in text
     (record,) = [
-        record for record in caplog.records if record.name == "equipoise.brokers.http.errors"
+        record for record in caplog.records if record.name == "equipoise.brokers.http.answers"
     ]
     assert (request_id, "/path") == (record.__dict__["request"], record.__dict__["path"])
     assert record.exc_info is not None

@@ -451,6 +451,9 @@ async def test_schemas_are_uploaded_and_deleted_at_any_broker(running: Brokers) 
             "compatibility": True,
             "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE",
         } == compatible
+        for last in ("compatibility", "schema"):
+            nowhere = f"/admin/v2/schemas/no/where/orders/{last}"
+            assert 404 == (await refused(member, "POST", nowhere, text))[0]
     await one.ask("POST", f"{path}/schema", text)
     known = field(await other.get(f"{path}/schemas"), "getSchemaResponses")
     assert isinstance(known, list)
