@@ -10,24 +10,14 @@ import pytest
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import GROUPS, SETTINGS
-from equipoise.brokers.balancing.settings.settings_records import (
-    CHANGED_BY,
-    KEY,
-    document_of,
-    settings_in,
-)
 from equipoise.brokers.cli.broker_conf import (
     FILE_BYTES_MAX,
     log_entries,
     read_broker_conf,
     settings_over,
 )
-from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.channel.core import propose
-from equipoise.channel.core.records import Document
-from tests.channels.folding import NAMESPACE
-from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+from tests.unit.cli.fabricated import run
 
 BROKER_CONF = """\
 # As Pulsar ships it, by and large.
@@ -64,122 +54,7 @@ def balancing(log: str, *arguments: str) -> str:
 # --- changes ---
 
 
-def test_balancing_is_turned_off_and_on(log: str) -> None:
-    assert [
-        "accepted at offset 10: 1 setting changed",
-        "balancing.enabled: true (default) -> false",
-    ] == balancing(log, "off").splitlines()
-    assert False is settings_in(view_of(log), BalancingSettings()).balancing.enabled
-    assert [
-        "accepted at offset 11: 1 setting changed",
-        "balancing.enabled: false -> true",
-    ] == balancing(log, "on").splitlines()
-    assert "accepted at offset 12: nothing changed, the channel had this already\n" == balancing(
-        log, "on"
-    )
-    assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
-
-
-def test_balancing_on_says_what_stays_off(log: str) -> None:
-    """What the channel has as false, and the pause and the freezes that count now."""
-    balancing(log, "set", "balancing.shedding=false", "balancing.enabled=false")
-    run("namespaces", "freeze", NAMESPACE, "--reason", "a sale", log=log)
-    balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
-    _, made, shedding, paused, frozen = balancing(log, "on").splitlines()
-    assert "balancing.enabled: false -> true" == made
-    assert (
-        "balancing.shedding stays off: the channel has balancing.shedding=false; "
-        "turn it on: equipoise balancing set balancing.shedding=true" == shedding
-    )
-    assert (True, f"still {NAMESPACE} is frozen: a sale") == (
-        paused.startswith("still balancing is paused until "),
-        frozen,
-    )
-    document = json.loads(balancing(log, "on", "--json"))
-    assert (["balancing.shedding"], 2) == (document["still_off"], len(document["controls"]))
-
-
-def test_settings_are_set_and_removed_together(log: str) -> None:
-    told = balancing(
-        log,
-        "set",
-        "transfer.target_deviation=0.1",
-        "balancing.shedder=TransferShedder",
-        "--as",
-        "erin",
-        "--json",
-    )
-    changes = {
-        "balancing.shedder": {"before": None, "after": "TransferShedder"},
-        "transfer.target_deviation": {"before": None, "after": "0.1"},
-    }
-    assert {"offset": 10, "changes": changes} == json.loads(told)
-    assert {
-        "balancing.shedder": "TransferShedder",
-        "transfer.target_deviation": "0.1",
-        CHANGED_BY: "admin:erin",
-    } == document_of(view_of(log))
-    told = balancing(log, "unset", "balancing.shedder", "transfer.sources_max")
-    assert [
-        "accepted at offset 11: 1 setting changed",
-        "balancing.shedder: TransferShedder -> BalancedShedder (default)",
-    ] == told.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (
-            ("set", "balanced.moves_max=0"),
-            (
-                "error: balanced.moves_max cannot be '0': it must be an integer, at least 1; the"
-                " old setting stays"
-            ),
-        ),
-        (
-            ("set", "balancing.shedder=Mine", "balanced.moves_max=9"),
-            "balancing.shedder cannot be 'Mine': it must be one of BalancedShedder, ",
-        ),
-        (
-            ("set", "balanced.move_max=9"),
-            (
-                "error: there is no setting 'balanced.move_max' of balancing; did you mean"
-                " balanced.moves_max?"
-            ),
-        ),
-        (
-            ("unset", "nonsense"),
-            (
-                "error: there is no setting 'nonsense' of balancing; see which there are: equipoise"
-                " balancing show --all"
-            ),
-        ),
-        (("set", "balanced.moves_max"), "balancing set takes NAME=VALUE, not 'balanced.moves_max'"),
-    ],
-)
-def test_an_invalid_setting_is_refused_and_nothing_changes(
-    log: str, arguments: tuple[str, ...], told: str
-) -> None:
-    result = run("balancing", *arguments, log=log)
-    assert (2, "") == (result.exit_code, result.stdout)
-    assert told in " ".join(result.stderr.split())
-    assert {} == document_of(view_of(log))
-
-
 # --- looking ---
-
-
-def test_the_settings_of_the_channel_are_shown(log: str) -> None:
-    assert balancing(log, "show").startswith("the channel has no settings")
-    balancing(
-        log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin"
-    )
-    assert [
-        ["setting", "value", "default"],
-        ["balanced.moves_max", "4", "4"],
-        ["transfer.excluded_namespaces", "a/a,b/b", "none"],
-        ["last", "changed", "at", "offset", "10", "by", "admin:erin"],
-    ] == [line.split() for line in balancing(log, "show").splitlines()]
 
 
 def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
@@ -221,75 +96,7 @@ def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
     assert ["start_ratio", "0.083"] == table[group + 2]
 
 
-def test_the_history_lists_every_change(log: str) -> None:
-    assert "no setting was ever changed\n" == balancing(log, "history")
-    balancing(log, "set", "balanced.moves_max=7", "--as", "erin")
-    run("namespaces", "create", "shop/new", log=log)
-    balancing(log, "set", "balanced.moves_max=8", "balanced.start_ratio=0.5", "--as", "bob")
-    expected = [
-        (10, "admin:erin", "balanced.moves_max", None, "7"),
-        (12, "admin:bob", "balanced.moves_max", "7", "8"),
-        (12, "admin:bob", "balanced.start_ratio", None, "0.5"),
-    ]
-    rows = json.loads(balancing(log, "history", "--json"))
-    assert expected == [
-        (row["offset"], row["by"], row["setting"], row["before"], row["after"]) for row in rows
-    ]
-    assert [["10", "admin:erin", "balanced.moves_max", "-", "7"]] == [
-        [line.split()[0], *line.split()[3:]]
-        for line in balancing(log, "history").splitlines()
-        if " 7" in line and "admin:erin" in line
-    ]
-
-
-def test_an_unreadable_setting_is_shown_and_can_be_removed(tmp_path: Path) -> None:
-    channel = owned_channel()
-    document: Document = {"balanced.moves_max": 0, "later.thing": 1, "balanced.start_ratio": "0.5"}
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name=KEY, document=document))
-    log = write(channel.entries, tmp_path)
-    lines = balancing(log, "show").splitlines()
-    assert 2 == len([line for line in lines if line.startswith("cannot be read: ")])
-    assert ["balanced.start_ratio", "0.5", "0.083"] in [line.split() for line in lines]
-    assert (
-        "later.thing: 1 -> not set"
-        in balancing(log, "unset", "later.thing", "balanced.moves_max").splitlines()
-    )
-    assert [] == [
-        line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")
-    ]
-
-
 # --- a broker.conf ---
-
-
-def test_read_lists_the_entries_of_a_broker_conf(conf: Path) -> None:
-    result = run("balancing", "read", str(conf))
-    assert (0, "") == (result.exit_code, result.stderr)
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert f"{conf}: 8 taken, 3 without meaning here, 0 not understood" == lines[0]
-    assert "6 loadBalancerSheddingIntervalMinutes=1: balancing.shed_interval_ms=60000" in lines
-    namespaces = (
-        "public/default, public/functions:"
-        " transfer.excluded_namespaces=public/default,public/functions"
-    )
-    assert f"11 loadBalancerSheddingExcludedNamespaces={namespaces}" in lines
-    assert (
-        "3 clusterName=: it is a setting of the broker's own, not of balancing: --cluster" in lines
-    )
-    assert "not about balancing: metadataStoreUrl, managedLedgerDefaultEnsembleSize" in lines
-
-
-def test_read_fails_if_an_entry_is_not_understood(conf: Path) -> None:
-    conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
-    result = run("balancing", "read", str(conf))
-    assert 1 == result.exit_code
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert (
-        "13 loadBalancerEnabledd=true: Pulsar has no such key; it has loadBalancerEnabled" in lines
-    )
-    document = json.loads(run("balancing", "read", str(conf), "--json").stdout)
-    assert [13, 14] == [entry["line"] for entry in document["not_understood"]]
-    assert (7, 4) == (len(document["taken"]), len(document["without_meaning"]))
 
 
 @pytest.mark.parametrize(
@@ -499,46 +306,3 @@ def test_a_broker_logs_each_entry_of_its_broker_conf(
 
 
 # --- pauses and freezes ---
-
-
-def test_balancing_is_paused_shown_and_resumed(log: str) -> None:
-    assert "balancing is paused" in balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
-    (shown,) = json.loads(balancing(log, "show", "--json"))["controls"]
-    assert ("pause/balancing", "upgrade") == (shown["name"], shown["reason"])
-    assert f"balancing is paused until {local_time(shown['until_ms'])}: upgrade\n" in balancing(
-        log, "show"
-    )
-    assert "balancing is not paused any more" in balancing(log, "resume")
-    assert [] == json.loads(balancing(log, "show", "--json"))["controls"]
-
-
-def test_a_namespace_is_frozen_shown_and_unfrozen(log: str) -> None:
-    assert 0 == run("namespaces", "freeze", NAMESPACE, "--reason", "a sale", log=log).exit_code
-    assert f"{NAMESPACE} is frozen: a sale\n" in balancing(log, "show")
-    assert 0 == run("namespaces", "unfreeze", NAMESPACE, log=log).exit_code
-    assert [] == json.loads(balancing(log, "show", "--json"))["controls"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "problem"),
-    [
-        (("balancing", "resume"), 2, "balancing is not paused"),
-        (
-            ("balancing", "pause", "--reason", "", "--for", "30m"),
-            2,
-            "reason is '', and must be a text",
-        ),
-        (
-            ("balancing", "pause", "--reason", "upgrade", "--for", "soon"),
-            2,
-            "'soon' is no duration above 0",
-        ),
-        (("namespaces", "freeze", "no/where", "--reason", "a sale"), 2, "no/where"),
-        (("namespaces", "unfreeze", "no/where"), 2, "namespace 'no/where' is not frozen"),
-    ],
-)
-def test_a_control_of_nothing_or_without_a_reason_is_refused(
-    arguments: tuple[str, ...], exit_code: int, problem: str, log: str
-) -> None:
-    result = run(*arguments, log=log)
-    assert (exit_code, True) == (result.exit_code, problem in result.stderr)

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.balancing.policies import control_document
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -34,46 +32,6 @@ def log(tmp_path: Path) -> str:
     channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
     channel.die("c")
     return write(channel.entries, tmp_path)
-
-
-LIST = """\
-broker  status    leader  incarnation  bundles  capacity  http      lease ms
-a       up        yes     2            1        100       http://a  3000
-b       draining  no      3            1        100       http://b  3000
-"""
-DOWN = "c       down      no      4            0        100       http://c  3000\n"
-
-
-def test_list_shows_the_live_brokers_or_all(log: str) -> None:
-    assert LIST == run("brokers", "list", log=log).stdout
-    assert LIST + DOWN == run("brokers", "list", "--all", log=log).stdout
-    rows = json.loads(run("brokers", "list", "--json", log=log).stdout)
-    assert [("a", "up", True, {"zone": "a"}), ("b", "draining", False, {"zone": "a"})] == [
-        (row["broker"], row["status"], row["leader"], row["labels"]) for row in rows
-    ]
-
-
-def test_list_fails_for_another_cluster(log: str) -> None:
-    assert LIST == run("brokers", "list", "test", log=log).stdout
-    other = run("brokers", "list", "other", log=log)
-    assert (4, True) == (other.exit_code, "belongs to cluster 'test', not 'other'" in other.stderr)
-
-
-def test_the_leader_is_shown_in_pulsars_form(log: str, tmp_path: Path) -> None:
-    assert (
-        "a at http://a, the oldest, since offset 2\n"
-        == run("brokers", "leader-broker", log=log).stdout
-    )
-    assert {"brokerId": "a", "serviceUrl": "http://a"} == json.loads(
-        run("brokers", "leader-broker", "--json", log=log).stdout
-    )
-    channel = Channel()
-    channel.genesis()
-    (tmp_path / "empty").mkdir()
-    empty = write(channel.entries, tmp_path / "empty")
-    nobody = run("brokers", "leader-broker", log=empty)
-    assert ("no broker is alive, so none leads\n", 3) == (nobody.stdout, nobody.exit_code)
-    assert "no broker is alive\n" == run("brokers", "list", log=empty).stdout
 
 
 # --- status ---
@@ -167,103 +125,6 @@ def test_status_needs_a_log_or_an_address() -> None:
 
 
 # --- maintenance ---
-
-
-POWER = control_document("power")
-LISTED = """\
-id    of              reason     until  bundles
-a     broker          new disks  -      1
-rack  failure domain  power      -      1
-"""
-
-
-def test_maintenance_is_started_listed_and_ended(tmp_path: Path) -> None:
-    log = log_with_address(tmp_path, "")
-    set_domain = run("policies", "set-failure-domain", "rack", "--brokers", "b", log=log)
-    assert 0 == set_domain.exit_code
-    started = run(
-        "brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log
-    )
-    assert ("a is in maintenance: 1 bundle of 1 broker will move away\n", "", 0) == (
-        started.stdout.partition(": ")[2],
-        started.stderr,
-        started.exit_code,
-    )
-    append(
-        log,
-        lambda a, _: propose.set_policy(
-            author_of(a), view_of(log), name="domain-maintenance/rack", document=POWER
-        ),
-    )
-    assert LISTED == run("brokers", "maintenance", "list", log=log).stdout
-    for arguments in (("a",), ("rack", "--domain")):
-        assert 0 == run("brokers", "maintenance", "end", *arguments, log=log).exit_code
-    assert "nothing is in maintenance\n" == run("brokers", "maintenance", "list", log=log).stdout
-
-
-def test_maintenance_has_an_end(tmp_path: Path) -> None:
-    log = log_with_address(tmp_path, "")
-    before_ms = time.time_ns() // 1_000_000
-    run(
-        "brokers",
-        "maintenance",
-        "start",
-        "a",
-        "--reason",
-        "new disks",
-        "--for",
-        "2h",
-        "--no-wait",
-        log=log,
-    )
-    until_ms = view_of(log).policies["maintenance/a"].document["until_ms"]
-    assert isinstance(until_ms, int)
-    assert before_ms + 7_200_000 <= until_ms <= time.time_ns() // 1_000_000 + 7_200_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (
-            ("start", "z"),
-            "no broker 'z' has ever joined; see the brokers: equipoise brokers list --all --json",
-        ),
-        (
-            ("start", "z", "--domain"),
-            (
-                "no broker is in the failure domain 'z'; see the brokers: equipoise brokers list"
-                " --all --json"
-            ),
-        ),
-        (
-            ("end", "a"),
-            "'a' is not in maintenance; see what is: equipoise brokers maintenance list",
-        ),
-    ],
-)
-def test_maintenance_of_nothing_is_refused(
-    arguments: tuple[str, ...], problem: str, tmp_path: Path
-) -> None:
-    reason = ("--reason", "new disks") if arguments[0] == "start" else ()
-    result = run("brokers", "maintenance", *arguments, *reason, log=log_with_address(tmp_path, ""))
-    assert (2, f"error: {problem}\n") == (result.exit_code, result.stderr)
-
-
-def test_the_last_broker_cannot_be_in_maintenance(tmp_path: Path) -> None:
-    log = log_with_address(tmp_path, "")
-    assert (
-        0
-        == run(
-            "brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log
-        ).exit_code
-    )
-    result = run(
-        "brokers", "maintenance", "start", "b", "--reason", "new disks", "--no-wait", log=log
-    )
-    assert (1, True) == (
-        result.exit_code,
-        "start another broker, or end another maintenance first" in result.stderr,
-    )
 
 
 # --- drain ---
@@ -382,13 +243,6 @@ def test_drain_reports_an_unreachable_broker_in_one_line(address: str, tmp_path:
         result.stderr.count("\n"),
         result.stderr.startswith("error: the broker a cannot be asked at"),
     )
-
-
-def test_drain_refuses_a_dead_or_unknown_broker(log: str) -> None:
-    down, unknown = run("brokers", "drain", "c", log=log), run("brokers", "drain", "d", log=log)
-    assert (1, True) == (down.exit_code, "it is down since offset 11" in down.stderr)
-    assert (2, True) == (unknown.exit_code, "no broker 'd' has ever joined" in unknown.stderr)
-    assert 2 == run("brokers", "drain", "admin:d", log=log).exit_code
 
 
 # --- declare dead ---

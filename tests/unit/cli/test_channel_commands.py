@@ -1,5 +1,5 @@
-"""Test `equipoise channel` on whole logs: the full output of each command. Damaged files are in
-test_damaged_logs.py.
+"""`equipoise channel` beyond its transcripts: the history of logs that have other parts beside
+them, gaps, times, or were compacted. Damaged files are in test_damaged_logs.py.
 """
 
 from __future__ import annotations
@@ -7,151 +7,28 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.channel.core import propose
-from equipoise.channel.core.ranges import key_hash, parse_bundle, topic_hash
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import log_path, open_log
+from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.compaction.retention import Retention
 from tests.channels.carried import leave_out
-from tests.channels.folding import NAMESPACE, Channel
+from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
+from tests.channels.folding import Channel
 from tests.decisions import outcome, with_plan
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
-
-TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
-NO_RECORD = b'{"kind": "\\u001b[2J"}'
-PROBLEM = r"there is no kind '\x1b[2J'"
-BUNDLES = (LEFT, "tenant/ns/0x80000000_0xffffffff")
-BLANK = " " * len("00:00:00.123")
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times of day are local; here they are those of Greenwich."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-def eventful_channel() -> Channel:
-    """A bundle goes from a to b; c dies, and a transfer to it is refused; a renews; and some bytes
-    are no record.
-    """
-    channel = owned_channel()
-    transfer = propose.transfer(
-        channel.admin(),
-        channel.bundle(),
-        destination=channel.incarnation("b"),
-        reason="to spread the load",
-    )
-    channel.accept(replace(transfer, timestamp_ms=TIMESTAMP_MS))
-    channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
-    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
-    channel.die("c")
-    channel.put(
-        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
-    )
-    channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
-    channel.put_bytes(NO_RECORD)
-    return channel
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    return write(eventful_channel().entries, tmp_path)
-
-
-TAIL = f"""\
-9  {BLANK}  open       tenant/ns/0x80000000_0xffffffff  token 9  by b
-2026-01-01
-10  00:00:00.123  transfer   {LEFT}  a -> b  by admin:ops
-    reason: to spread the load
-11  {BLANK}  ready      {LEFT}  a -> b  by b
-12  {BLANK}  handover   {LEFT}  a -> b, token 12  by a
-13  {BLANK}  down       c  by admin:ops
-14  {BLANK}  transfer   {LEFT}  b -> c  by admin:ops  rejected as dead_target
-    dead_target: c is not alive
-16  {BLANK}  unknown    by nobody known  rejected as malformed
-    malformed: {PROBLEM}
-"""
-
-
-def test_tail_prints_the_newest_records(log: str) -> None:
-    result = run("channel", "tail", "--lines", "7", log=log)
-    assert (TAIL, "", 0) == (result.stdout, result.stderr, result.exit_code)
-
-
-def test_tail_prints_all_records_from_an_offset(log: str) -> None:
-    result = run("channel", "tail", "--from", "13", "--renewals", log=log)
-    renewal = f"15  {BLANK}  renew      a  by a"
-    lines = TAIL.splitlines()
-    assert [*lines[6:9], renewal, *lines[9:]] == result.stdout.splitlines()
-
-
-def test_tail_prints_twenty_records_by_default(tmp_path: Path) -> None:
-    channel = owned_channel()
-    for number in range(30):
-        channel.put(
-            propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={})
-        )
-    url = write(channel.entries, tmp_path)
-    assert [*map(str, range(20, 40))] == [
-        line.split()[0] for line in run("channel", "tail", log=url).stdout.splitlines()
-    ]
-    assert "" == run("channel", "tail", "-n", "0", log=url).stdout
-
-
-def test_tail_prints_json(log: str) -> None:
-    result = run("channel", "tail", "--from", "14", "--json", log=log)
-    first, second = (json.loads(line) for line in result.stdout.splitlines())
-    assert (14, False, "dead_target") == (first["offset"], first["accepted"], first["reason"])
-    assert ("bundle", LEFT, 4, 3) == tuple(
-        first["record"][name] for name in ("kind", "key", "owner", "source")
-    )
-    assert [
-        f"transfer   {LEFT}  b -> c  by admin:ops  rejected as dead_target",
-        "dead_target: c is not alive",
-    ] == first["text"]
-    assert (16, None, "malformed") == (second["offset"], second["record"], second["reason"])
-
-
-SHOW = f"""\
-10  transfer   {LEFT}  a -> b  by admin:ops
-    reason: to spread the load
-kind             bundle
-state            assigning
-owner            b
-source           a
-reason           to spread the load
-key              {LEFT}
-expected offset  7
-publisher        admin:ops
-as of            9
-time             2026-01-01 00:00:00.123
-now {LEFT} is assigning to b from a, token 7, last changed at offset 10
-"""
-
-
-def test_show_prints_one_record(log: str) -> None:
-    result = run("channel", "show", "10", log=log)
-    assert (SHOW, 0) == (result.stdout, result.exit_code)
-    document = json.loads(run("channel", "show", "10", "--json", log=log).stdout)
-    first, second, *_, last = SHOW.splitlines()
-    assert [first.removeprefix("10  "), second.strip(), last] == document["text"]
-
-
-def test_show_escapes_bytes_that_are_no_record(log: str) -> None:
-    result = run("channel", "show", "16", log=log)
-    text = f"16  unknown    by nobody known  rejected as malformed\n    malformed: {PROBLEM}\n"
-    assert (text, 0) == (result.stdout, result.exit_code)
+from tests.unit.cli.worlds import moved_channel
 
 
 def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
@@ -164,41 +41,9 @@ def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
     assert 151 == len(json.loads(run("channel", "show", "2", "--json", log=url).stdout)["text"])
 
 
-@pytest.mark.parametrize("command", ["show", "at"])
-def test_an_offset_without_a_record_is_a_usage_error(command: str, log: str) -> None:
-    for offset in (0, 17):
-        result = run("channel", command, str(offset), log=log)
-        problem = (
-            f"the log {log} has no record at offset {offset}; its last record is at 16, and gaps"
-            " are normal"
-        )
-        told = f"error: {problem}; list its records: equipoise channel tail\n"
-        assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
-
-
-WHY = f"""\
-5  {BLANK}  create     tenant/ns  2 bundles  by admin:ops
-    {LEFT}: absent -> free, token 5
-6  {BLANK}  assign     {LEFT}  to a  by admin:ops
-7  {BLANK}  open       {LEFT}  token 7  by a
-2026-01-01
-10  00:00:00.123  transfer   {LEFT}  a -> b  by admin:ops
-    reason: to spread the load
-11  {BLANK}  ready      {LEFT}  a -> b  by b
-12  {BLANK}  handover   {LEFT}  a -> b, token 12  by a
-14  {BLANK}  transfer   {LEFT}  b -> c  by admin:ops  rejected as dead_target
-    dead_target: c is not alive
-now {LEFT} is owned by b, token 12, last changed at offset 12
-"""
-
-
-def test_why_prints_the_whole_history(log: str) -> None:
-    result = run("channel", "why", LEFT, log=log)
-    assert (WHY, "", 0) == (result.stdout, result.stderr, result.exit_code)
-
-
 def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None:
     """Decisions that cannot be read leave it out."""
+    before = run("channel", "why", LEFT, log=log).stdout
     (moved,) = outcome().plan.moves
     decisions = DecisionLog(log)
     decisions.write(
@@ -214,7 +59,7 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
         " measured: t/n/7 moved, too"
     )
     assert (
-        f"{WHY}its last move by the balancer: {line}\n"
+        f"{before}its last move by the balancer: {line}\n"
         == run("channel", "why", LEFT, log=log).stdout
     )
     assert (
@@ -226,101 +71,7 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
     with closing(sqlite3.connect(f"{log_path(log)}.observations")) as connection:
         connection.execute("ALTER TABLE decisions RENAME COLUMN document TO other")
         connection.commit()
-    assert WHY == run("channel", "why", LEFT, log=log).stdout
-
-
-def test_why_prints_json(log: str) -> None:
-    *records, ending = (
-        json.loads(line)
-        for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines()
-    )
-    assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
-    assert {
-        "ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"],
-        "outcome": None,
-    } == ending
-
-
-@pytest.mark.parametrize(
-    ("what", "point"),
-    [
-        (("tenant/ns", "alice"), key_hash("alice")),
-        (("persistent://tenant/ns/t",), topic_hash("persistent://tenant/ns/t")),
-    ],
-)
-def test_why_finds_the_bundle_of_a_key_or_a_topic(
-    what: tuple[str, ...], point: int, log: str
-) -> None:
-    of_point = run("channel", "why", *what, log=log)
-    of_bundle = run(
-        "channel",
-        "why",
-        next(
-            bundle
-            for bundle in BUNDLES
-            if parse_bundle(bundle).low <= point < parse_bundle(bundle).high
-        ),
-        log=log,
-    )
-    assert (of_bundle.stdout, "", 0) == (of_point.stdout, of_point.stderr, of_point.exit_code)
-    unknown = run("channel", "why", "other/ns", "alice", log=log)
-    assert ("", 2) == (unknown.stdout, unknown.exit_code)
-    assert unknown.stderr.startswith("error: there is no namespace 'other/ns'")
-
-
-def test_why_refuses_an_unknown_bundle(log: str) -> None:
-    unknown = run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log)
-    assert ("", 2) == (unknown.stdout, unknown.exit_code)
-    assert unknown.stderr.startswith("error: there is no bundle 'other/ns/0x00000000_0xffffffff'")
-    assert (2, "") == (
-        run("channel", "why", "nonsense", log=log).exit_code,
-        run("channel", "why", "nonsense", log=log).stdout,
-    )
-
-
-AT = f"""\
-time     2026-01-01 00:00:00.123
-offset   10
-cluster  test
-level    1
-leader   a
-digest   {{digest}}
-
-broker  status  leader  incarnation  bundles  capacity  http      lease ms
-a       up      yes     2            1        100       http://a  3000
-b       up      no      3            2        100       http://b  3000
-c       up      no      4            0        100       http://c  3000
-
-namespace  status   bundles  owned  moving  free  on channel loss
-tenant/ns  created  2        1      1       0     fence
-
-bundle                           state      owner  source  token  last
-{LEFT}  assigning  b      a       7      10
-tenant/ns/0x80000000_0xffffffff  owned      b      -       9      9
-"""
-
-
-def test_at_shows_a_past_view(log: str) -> None:
-    channel = Channel()
-    for _, data in eventful_channel().entries[:10]:
-        channel.put_bytes(data)
-    result = run("channel", "at", "10", log=log)
-    assert (AT.format(digest=f"0x{channel.view.digest():016x}"), 0) == (
-        result.stdout,
-        result.exit_code,
-    )
-
-
-def test_at_prints_json(log: str) -> None:
-    document = json.loads(run("channel", "at", "16", "--json", log=log).stdout)
-    assert (16, "test", "a", f"0x{eventful_channel().view.digest():016x}") == tuple(
-        document[name] for name in ("offset", "cluster", "leader", "digest")
-    )
-    assert ["up", "up", "down"] == [broker["status"] for broker in document["brokers"]]
-    assert [("owned", "b", "b")] * 2 == [
-        (bundle["state"], bundle["owner"], bundle["serves"]) for bundle in document["bundles"]
-    ]
-    assert [NAMESPACE] == [namespace["namespace"] for namespace in document["namespaces"]]
+    assert before == run("channel", "why", LEFT, log=log).stdout
 
 
 def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
@@ -337,77 +88,158 @@ def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
     )
 
 
-def test_verify_reports_that_all_is_in_order(tmp_path: Path) -> None:
-    channel = eventful_channel()
-    url = write(channel.entries[:-1], tmp_path)
-    result = run("channel", "verify", log=url)
-    told = (
-        "15 records up to offset 15: 14 accepted; rejected: 1 dead_target\ndigests of brokers that"
-        " agree: 1\nall is in order\n"
-    )
-    assert (told, 0) == (result.stdout, result.exit_code)
+def test_a_time_is_compared_with_the_clock_of_the_log(tmp_path: Path) -> None:
+    channel = moved_channel()
+    url = write(channel.entries[:9], tmp_path)
+    between = time.time_ns() // 1_000_000 + 5
+    while time.time_ns() // 1_000_000 <= between:
+        time.sleep(0.001)
+    log = open_log(url)
+    log.append([data for _, data in channel.entries[9:]], timeout_ms=1_000)
+    log.close()
+    moment = datetime.fromtimestamp(between / 1_000, tz=UTC).isoformat()
+    assert 9 == json.loads(run("channel", "at", moment, "--json", log=url).stdout)["offset"]
+    difference = json.loads(run("channel", "diff", moment, "now", "--json", log=url).stdout)
+    assert (9, 16) == (difference["before"]["offset"], difference["after"]["offset"])
+    assert 16 == json.loads(run("channel", "at", "now", "--json", log=url).stdout)["offset"]
 
 
-def test_verify_reports_an_invalid_record(log: str) -> None:
-    result = run("channel", "verify", log=log)
-    told = f"""\
-16 records up to offset 16: 14 accepted; rejected: 1 dead_target, 1 malformed
-digests of brokers that agree: 1
-offset 16: malformed: {PROBLEM}
-findings: 1
-"""
-    assert (told, 1) == (result.stdout, result.exit_code)
-    document = json.loads(run("channel", "verify", "--json", log=log).stdout)
-    assert (False, 1, "malformed", 16) == (
-        document["in_order"],
-        document["findings_count"],
-        document["findings"][0]["kind"],
-        document["findings"][0]["first"],
-    )
+# --- compacted logs: they print what they print of a whole log ---
 
 
-def test_verify_reports_another_cluster(log: str) -> None:
-    assert (0, 1) == (
-        run("channel", "verify", "--cluster", "test", log=write_sound(log)).exit_code,
-        run("channel", "verify", "--cluster", "other", log=log).exit_code,
-    )
+KEPT = Retention(unit="offsets", amount=6)
+RENEWALS = 5
 
 
-def write_sound(log: str) -> str:
-    """The same log without the bytes at its end that are no record, beside it."""
-    folder = Path(log.removeprefix("sqlite:")).parent / "sound"
-    folder.mkdir()
-    return write(eventful_channel().entries[:-1], folder)
+def renew(url: str, times: int) -> None:
+    with closing(open_log(url)) as log:
+        for _ in range(times):
+            view = restored_to_end(log)
+            broker = view.brokers["a"]
+            author = Author(
+                publisher="a", incarnation=broker.incarnation, sequence=broker.sequence + 1
+            )
+            log.append([encode(propose.renewed(author, broker))], timeout_ms=TIMEOUT_MS)
 
 
-def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
-    url = f"sqlite:{tmp_path}/channel.db"
-    open_log(url).close()
-    assert ("", 0) == (
-        run("channel", "tail", log=url).stdout,
-        run("channel", "tail", log=url).exit_code,
-    )
-    assert 0 == run("channel", "verify", log=url).exit_code
-    assert 2 == run("channel", "at", "0", log=url).exit_code
+@pytest.fixture
+def whole(tmp_path: Path) -> str:
+    """A log of nine records, and fifteen renewals after them."""
+    url = write(owned_channel().entries, tmp_path)
+    renew(url, 3 * RENEWALS)
+    return url
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> str:
+    """The same log, compacted after each five renewals."""
+    (tmp_path / "compacted").mkdir()
+    url = write(owned_channel().entries, tmp_path / "compacted")
+    for _ in range(3):
+        renew(url, RENEWALS)
+        with closing(open_log(url)) as opened:
+            compacted(opened, retain=KEPT)
+    return url
+
+
+def digests_in(url: str) -> dict[int, str]:
+    """The digest at each offset of a whole log, as it is printed."""
+    with closing(open_log(url)) as log:
+        entries = [(entry.offset, entry.data) for entry in log.read(1, limit=100)]
+    return {offset: f"0x{digest:016x}" for offset, digest in digests_of(entries).items()}
+
+
+def test_every_offset_on_the_log_can_be_shown(short: str, whole: str) -> None:
+    expected = digests_in(whole)
+    for offset in range(18, 25):
+        assert (
+            expected[offset]
+            == json.loads(run("channel", "at", str(offset), "--json", log=short).stdout)["digest"]
+        )
+    for command in ("at", "show"):
+        result = run("channel", command, "17", log=short)
+        assert ("", 2) == (result.stdout, result.exit_code)
+        assert "no longer has the view at" in result.stderr
+        assert "the records before offset 18 have been compacted" in result.stderr
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("tail",),
-        ("show", "1"),
-        ("why", LEFT),
-        ("at", "1"),
-        ("diff", "1", "now"),
-        ("verify",),
-        ("compact",),
-    ],
+    "command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]]
 )
-def test_reading_creates_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
-    result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
-    assert 2 == result.exit_code
+def test_a_compacted_log_prints_what_the_whole_log_prints(
+    short: str, whole: str, command: list[str]
+) -> None:
+    result = run("channel", *command, log=short)
+    assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
+
+
+def test_a_compacted_copy_is_shown_from_its_beginning(whole: str, tmp_path: Path) -> None:
+    with closing(open_log(whole)) as opened:
+        view = restored_to_end(opened)
+        for name in ("a", "b", "c"):
+            opened.append(
+                [
+                    encode(
+                        propose.left(
+                            Author(
+                                publisher=name,
+                                incarnation=view.brokers[name].incarnation,
+                                sequence=view.brokers[name].sequence + 1,
+                            ),
+                            view.brokers[name],
+                        )
+                    )
+                ],
+                timeout_ms=TIMEOUT_MS,
+            )
+    copy = f"sqlite:{tmp_path}/copy.db"
+    assert 0 == run("channel", "copy", whole, copy).exit_code
+    with closing(open_log(copy)) as opened:
+        base = restored(opened).view.offset
+        for retain in (Retention(unit="offsets", amount=100), Retention(unit="offsets", amount=50)):
+            policy = propose.set_policy(
+                Author(publisher="admin:ops", as_of=opened.end() + base),
+                restored_to_end(opened),
+                name="p",
+                document={},
+            )
+            opened.append([encode(policy)], timeout_ms=TIMEOUT_MS)
+            compacted(opened, retain=retain)
+    for offset in range(base, base + 4):
+        result = run("channel", "at", str(offset), "--json", log=copy)
+        assert (offset, 0) == (json.loads(result.stdout)["offset"], result.exit_code)
+    assert 0 == run("channel", "verify", log=copy).exit_code
+
+
+def test_a_tail_from_an_offset_that_is_not_on_the_log_is_refused(short: str) -> None:
+    for place, code, words in (
+        ("17", 2, "no longer has the view at offset 17"),
+        ("0", 2, "no longer has the view at offset 0"),
+        ("25", 2, "its last record is at 24"),
+    ):
+        result = run("channel", "tail", "--from", place, log=short)
+        assert ("", code) == (result.stdout, result.exit_code)
+        assert words in result.stderr
+    assert 2 == run("channel", "at", "25", log=short).exit_code
+    assert 2 == run("channel", "tail", "--from", "26", "--follow", log=short).exit_code
+    # A renewal, which is not shown.
+    assert "" == run("channel", "tail", "--from", "24", log=short).stdout
+
+
+def test_without_its_history_snapshot_a_log_starts_at_the_snapshot(short: str) -> None:
+    with closing(open_log(short)) as opened:
+        image = opened.history_snapshot().load()
+        assert image is not None
+        opened.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
+        opened.history_snapshot().replace(
+            [SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS
+        )
+    assert 2 == run("channel", "at", "20", log=short).exit_code
+    result = run("channel", "at", "24", log=short)
+    assert 0 == result.exit_code
+    verified = run("channel", "verify", log=short)
+    assert 1 == verified.exit_code
     assert (
-        f"error: the log sqlite:{tmp_path}/channel.db has not begun: there is no file"
-        in result.stderr
+        "offset 0: history_snapshot: the history snapshot up to there: its row 'broker:a' does not"
+        " match its checksum\n" in verified.stdout
     )
-    assert [] == list(tmp_path.iterdir())

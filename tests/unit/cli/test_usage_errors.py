@@ -11,6 +11,9 @@ from equipoise.channel.system.deadline import Deadline
 from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 
+SPLIT = ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE)
+ISOLATE = ("policies", "set-isolation", "x", "--namespaces", "t")
+
 # The words after `equipoise`, the error that `--json` names, and a part of the message.
 USAGE_ERRORS = {
     "no command": (("bogus",), "UsageError", "No such command 'bogus'"),
@@ -117,24 +120,44 @@ USAGE_ERRORS = {
         "lease_ms is 1 ms, which is not safe",
     ),
     "positions nobody takes": (
-        (
-            "namespaces",
-            "split-bundle",
-            NAMESPACE,
-            "-b",
-            LEFT_RANGE,
-            "-san",
-            "range_equally_divide",
-            "-sb",
-            "5",
-            "--log",
-            "{log}",
-        ),
+        (*SPLIT, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
         "CallerError",
         (
             "range_equally_divide finds its positions itself; use specified_positions_divide to"
             " give them"
         ),
+    ),
+    **{
+        f"an algorithm of {kind}": (
+            (*SPLIT, "-san", name, "--log", "{log}"),
+            "InvalidRequest",
+            "is not a name of up to 1024 printable",
+        )
+        for kind, name in (("no text", "a\x1bb"), ("too much text", "a" * 1_025))
+    },
+    "too long a list of points": (
+        ("namespaces", "create", "shop/new", "--boundaries", "0," * 700_000, "--log", "{log}"),
+        "InvalidName",
+        "is not a list of points",
+    ),
+    "too many points": (
+        (
+            *("namespaces", "create", "shop/new", "--boundaries"),
+            ",".join(map(str, (*range(4_097), 0xFFFFFFFF))),
+            *("--log", "{log}"),
+        ),
+        "CallerError",
+        "a namespace is created with 1 to 4096 bundles, not 4097",
+    ),
+    "a broker of no text": (
+        (*ISOLATE, "--primary", "\udc80", "--log", "{log}"),
+        "InvalidPolicy",
+        "must be a text of printable characters",
+    ),
+    "too many brokers": (
+        (*ISOLATE, *(f"--primary=b{number}" for number in range(256)), "--log", "{log}"),
+        "InvalidPolicy",
+        "entries, and may have 256",
     ),
 }
 
@@ -194,12 +217,4 @@ def test_reading_ends_at_the_deadline(
         told.exit_code,
         document["error"],
         document["waited_ms"],
-    )
-
-
-def test_show_on_an_empty_log(tmp_path: Path) -> None:
-    told = run("channel", "show", "1", log=write((), tmp_path))
-    assert (2, True) == (
-        told.exit_code,
-        "has no record at offset 1; it has no records yet" in told.stderr,
     )
