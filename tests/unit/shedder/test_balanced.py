@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from equipoise.shedder.balanced import BalancedMemory, BalancedShedder
-from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted
+from equipoise.shedder.plan import Budget, Move, Plan, Predicted
 from equipoise.shedder.snapshot import (
     Candidates,
     EndedMove,
@@ -38,139 +38,269 @@ def plan(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = Non
     return plan_of(balanced_shedder or HASTY, Snapshot(brokers=brokers))
 
 
-def moves(
-    *brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None
-) -> list[tuple[str, str | None]]:
-    """Which bundle moves where."""
-    return [
-        (move.bundle, move.destination)
-        for move in plan(*brokers, balanced_shedder=balanced_shedder).moves
-    ]
-
-
-def stays(*brokers: WeighedBroker) -> dict[str, str]:
-    """The reasons of those that stay."""
-    return {stay.subject: stay.reason for stay in plan(*brokers).stays}
-
-
-def test_a_cluster_without_load_or_brokers_is_level() -> None:
-    """Nothing moves where there is nothing to move, or no broker to take it."""
-    nobody = Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
-    assert (
-        Plan(
-            moves=(),
-            stays=(),
-            idle=nobody,
-            deviation=0.0,
-            deviation_after=0.0,
-            budget=Budget(most=1.0, used=0.0),
+def uneven(*, by: float, noise: float = 0.0) -> Snapshot:
+    """Two brokers with bundles of different cost: one has a part `by` more than the mean, and the
+    other as much less.
+    """
+    bundles = [
+        tuple(
+            WeighedBundle(name=f"{name}{number}", cost=5.0 + 10.0 * (number % 2))
+            for number in range(round(count))
         )
-        == plan()
-    )
-    assert [] == moves(broker("a", 10, 20))
-    assert [] == moves(broker("a"), broker("b"))
-
-
-def test_a_new_broker_gets_its_share_although_no_broker_is_too_full() -> None:
-    """An empty broker beside ten that are 10 % above the mean is filled from the fullest."""
-    old = [broker(name, *(10.0,) * 11) for name in "abcdefghij"]
-    assert [("a1", "z"), ("b1", "z"), ("c1", "z"), ("d1", "z")] == moves(*old, broker("z"))
-
-
-@pytest.mark.parametrize(("cost", "moves_now"), [(11.9, False), (12.2, True)])
-def test_a_broker_that_is_a_fifth_from_the_mean_is_helped_at_once(
-    cost: float, moves_now: bool
-) -> None:
-    """One nearer to it waits: the difference may pass."""
-    brokers = (
-        broker("a", *(cost / 2, 3 * cost / 2) * 5),
-        broker("b", *(10 - cost / 2, 30 - 3 * cost / 2) * 5),
-    )
-    assert moves_now == bool(moves(*brokers, balanced_shedder=BalancedShedder()))
-
-
-def test_capacity_decides_who_is_full() -> None:
-    """A broker of three times the capacity carries three times as much."""
-    assert [] == moves(broker("a", 30, 30, 30, capacity=300), broker("b", 30))
-    assert [("b1", "a")] == moves(broker("a", 10, 20, 30, capacity=300), broker("b", 20, 20, 20))
-
-
-def test_a_small_broker_is_not_buried_under_a_large_one_s_bundle() -> None:
-    """A bundle that is small for its broker may be too much for another: a smaller one moves, or
-    none.
-    """
-    assert [("a1", "b")] == moves(
-        broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10)
-    )
-    assert [] == moves(broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10))
-
-
-def test_one_hot_bundle_stays_where_it_is() -> None:
-    """Moving a bundle that is all the load would only move the problem. The plan says to split
-    it.
-    """
-    assert {
-        "a": (
-            "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is"
-            " a1, with 182 % of the mean load; split it"
-        ),
-        "b": (
-            "load is 18 % of the mean, but no broker can give it a bundle: of a, no move would"
-            " help: the heaviest of its 1 bundles is a1, with 182 % of the mean load; split it"
-        ),
-    } == stays(broker("a", 100), broker("b", 10))
-
-
-def test_between_start_and_settle_nothing_happens() -> None:
-    """A broker 8 % above the mean keeps its bundles. One at 10 % gives until it is within 7 %."""
-    assert [] == moves(broker("a", *(0.5, 1.5) * 54), broker("b", *(0.5, 1.5) * 46))
-    assert [("a10", "b"), ("a100", "b")] == moves(
-        broker("a", *(0.5, 1.5) * 55), broker("b", *(0.5, 1.5) * 45)
-    )
-
-
-def test_a_round_is_bounded() -> None:
-    """A round has at most `moves_max` moves, and says that the rest come later."""
-    both = broker("a", *(10.0,) * 20), broker("b", *(10.0,) * 20), broker("c")
-    assert [("a1", "c"), ("b1", "c")] == moves(*both, balanced_shedder=replace(HASTY, moves_max=2))
-    assert [("a1", "c")] == moves(*both, balanced_shedder=replace(HASTY, moves_max=1))
-    plan_of_one = plan(*both, balanced_shedder=replace(HASTY, moves_max=1))
-    assert "load is 150 % of the mean; it gives bundles in the next round" in [
-        stay.reason for stay in plan_of_one.stays
+        for name, count in (("a", 100 + 100 * by), ("b", 100 - 100 * by))
     ]
-
-
-def test_the_barred_take_no_part() -> None:
-    """A barred broker neither gives nor takes nor counts. A barred bundle stays on an overfull
-    broker.
-    """
-    assert [] == moves(broker("a", 50, 50), broker("b", barred="it drains"))
-    assert [] == moves(broker("a", 50, 50, barred="it drains"), broker("b"))
-    hot = WeighedBroker(
-        broker="a",
-        capacity=100,
-        bundles=(
-            WeighedBundle(name="a1", cost=50, barred="it is frozen"),
-            WeighedBundle(name="a2", cost=50, barred="it is frozen"),
-        ),
+    return Snapshot(
+        brokers=tuple(
+            WeighedBroker(broker=name, capacity=100, bundles=each, noise=noise)
+            for name, each in zip("ab", bundles, strict=True)
+        )
     )
-    assert {
-        "a": "load is 200 % of the mean, but none of its bundles may be moved now",
-        "a1": "it is frozen, although the load of a is too high",
-        "a2": "it is frozen, although the load of a is too high",
-        "b": (
-            "load is 0 % of the mean, but no broker can give it a bundle: of a, none of its bundles"
-            " may be moved now"
+
+
+OLD = [broker(name, *(10.0,) * 11) for name in "abcdefghij"]
+FULL = [broker(name, *(10.0,) * 20) for name in "ab"]
+LIGHT = (0.1,) * 600
+MOVES: dict[str, tuple[Sequence[WeighedBroker], Mapping[str, object], list[tuple[str, str]]]] = {
+    "nothing to move to": ([broker("a", 10, 20)], {}, []),
+    "nothing to move": ([broker("a"), broker("b")], {}, []),
+    "an empty broker is filled from the fullest, though none is too full": (
+        [*OLD, broker("z")],
+        {},
+        [(f"{name}1", "z") for name in "abcd"],
+    ),
+    "three times the capacity carries three times as much": (
+        [broker("a", 30, 30, 30, capacity=300), broker("b", 30)],
+        {},
+        [],
+    ),
+    "the small one is full": (
+        [broker("a", 10, 20, 30, capacity=300), broker("b", 20, 20, 20)],
+        {},
+        [("b1", "a")],
+    ),
+    "a bundle that is small for its broker may be too much for another": (
+        [broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10)],
+        {},
+        [("a1", "b")],
+    ),
+    "or none is small enough": (
+        [broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10)],
+        {},
+        [],
+    ),
+    "8 % above the mean is let be": (
+        [broker("a", *(0.5, 1.5) * 54), broker("b", *(0.5, 1.5) * 46)],
+        {},
+        [],
+    ),
+    "one at 10 % gives until it is within 7 %": (
+        [broker("a", *(0.5, 1.5) * 55), broker("b", *(0.5, 1.5) * 45)],
+        {},
+        [("a10", "b"), ("a100", "b")],
+    ),
+    "at most two": ([*FULL, broker("c")], {"moves_max": 2}, [("a1", "c"), ("b1", "c")]),
+    "at most one": ([*FULL, broker("c")], {"moves_max": 1}, [("a1", "c")]),
+    "a barred broker takes nothing": (
+        [broker("a", 50, 50), broker("b", barred="it drains")],
+        {},
+        [],
+    ),
+    "a barred broker gives nothing": (
+        [broker("a", 50, 50, barred="it drains"), broker("b")],
+        {},
+        [],
+    ),
+    "a little too light goes before too heavy": (
+        [broker("a", *LIGHT, 9.0, 30.0), broker("b", 40.0)],
+        {"moves_max": 1},
+        [("a601", "b")],
+    ),
+    "much too light would need many companions": (
+        [broker("a", *LIGHT, 0.5, 14.0), broker("b", 40.0)],
+        {"moves_max": 1},
+        [("a602", "b")],
+    ),
+    "with other work, loads are uncertain and equal bundles are not counted": (
+        [replace(broker("a", *(10.0,) * 21), other_work=0.4), broker("b", *(10.0,) * 19)],
+        {},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("brokers", "changed", "expected"), MOVES.values(), ids=MOVES.keys())
+def test_which_bundles_move_where(
+    brokers: Sequence[WeighedBroker],
+    changed: Mapping[str, object],
+    expected: list[tuple[str, str]],
+) -> None:
+    shedder = replace(HASTY, **changed)  # type: ignore[arg-type]
+    for order in (brokers, brokers[::-1]):
+        found = plan(*order, balanced_shedder=shedder).moves
+        assert expected == [(move.bundle, move.destination) for move in found]
+
+
+@pytest.mark.parametrize(("shedder", "number"), [(HASTY, 4), (replace(HASTY, moves_max=9), 9)])
+def test_a_new_broker_takes_a_few_bundles_at_a_time(shedder: BalancedShedder, number: int) -> None:
+    old = [broker(name, *(10.0,) * 40) for name in "abc"]
+    assert number == len(plan(*old, broker("z"), balanced_shedder=shedder).moves)
+
+
+def fifth(cost: float) -> Snapshot:
+    """Two brokers with this cost and what is missing to 20."""
+    return Snapshot(
+        brokers=(
+            broker("a", *(cost / 2, 3 * cost / 2) * 5),
+            broker("b", *(10 - cost / 2, 30 - 3 * cost / 2) * 5),
+        )
+    )
+
+
+def with_noise(snapshot: Snapshot, *noises: float | None) -> Snapshot:
+    pairs = zip(snapshot.brokers, noises, strict=True)
+    return replace(snapshot, brokers=tuple(replace(each, noise=noise) for each, noise in pairs))
+
+
+LIAR = Snapshot(
+    brokers=(replace(broker("a", *(5.0, 15.0) * 15), noise=1e18), broker("b"), broker("c"))
+)
+CHANCE: dict[str, tuple[Snapshot, BalancedShedder, bool]] = {
+    "nearer to the mean than a fifth waits: it may pass": (fifth(11.9), BalancedShedder(), False),
+    "a fifth from the mean is helped at once": (fifth(12.2), BalancedShedder(), True),
+    "above the band": (uneven(by=0.12), HASTY, True),
+    "calm widens the band": (uneven(by=0.12), replace(HASTY, calm=True), False),
+    "less than two standard errors is chance": (uneven(by=0.2, noise=60), HASTY, False),
+    "more is not": (uneven(by=0.2, noise=30), HASTY, True),
+    "noise up to the load": (uneven(by=0.4, noise=1e18), HASTY, False),
+    "more noise than load is not believed": (LIAR, HASTY, True),
+    # After a start, only a large difference is sure to be no chance.
+    "unknown noise is that of others": (with_noise(uneven(by=0.3), None, 5.0), HASTY, True),
+    "much of others": (with_noise(uneven(by=0.3), None, 120.0), HASTY, False),
+    "none knows": (with_noise(uneven(by=0.3), None, None), HASTY, False),
+    "none knows, and much is uneven": (with_noise(uneven(by=0.7), None, None), HASTY, True),
+}
+
+
+@pytest.mark.parametrize(("snapshot", "shedder", "moves"), CHANCE.values(), ids=CHANCE.keys())
+def test_what_may_be_chance_moves_nothing(
+    snapshot: Snapshot, shedder: BalancedShedder, *, moves: bool
+) -> None:
+    assert moves == bool(plan_of(shedder, snapshot).moves)
+
+
+HOT = "no move would help: the heaviest of its 1 bundles is a1, with"
+PATIENT = BalancedShedder(patience_ms=60_000, start_ratio=0.03)
+BARRED = WeighedBroker(
+    broker="a",
+    capacity=100,
+    bundles=tuple(
+        WeighedBundle(name=name, cost=50, barred="it is frozen") for name in ("a1", "a2")
+    ),
+)
+STAYS: dict[str, tuple[Sequence[WeighedBroker], BalancedShedder, Mapping[str, str]]] = {
+    "one hot bundle": (
+        [broker("a", 100), broker("b", 10)],
+        HASTY,
+        {
+            "a": f"load is 182 % of the mean, but {HOT} 182 % of the mean load; split it",
+            "b": (
+                "load is 18 % of the mean, but no broker can give it a bundle: of a,"
+                f" {HOT} 182 % of the mean load; split it"
+            ),
+        },
+    ),
+    "what comes later": (
+        [*FULL, broker("c")],
+        replace(HASTY, moves_max=1),
+        {"b": "load is 150 % of the mean; it gives bundles in the next round"},
+    ),
+    "barred bundles and brokers": (
+        [BARRED, broker("b"), broker("c", barred="it drains")],
+        HASTY,
+        {
+            "a": "load is 200 % of the mean, but none of its bundles may be moved now",
+            "a1": "it is frozen, although the load of a is too high",
+            "a2": "it is frozen, although the load of a is too high",
+            "b": (
+                "load is 0 % of the mean, but no broker can give it a bundle: of a, none of its"
+                " bundles may be moved now"
+            ),
+            "c": "it drains",
+        },
+    ),
+    "too little for a move": (
+        [broker("a", *(10.0, 30.0) * 29), broker("b", *(10.0, 30.0) * 21)],
+        PATIENT,
+        {"b": "load is 84 % of the mean: too little and too short for a move yet"},
+    ),
+    "more bundles come later": (
+        [broker("a", *(10.0,) * 30), broker("b")],
+        PATIENT,
+        {"b": "load is 27 % of the mean with 4 more bundles; it takes bundles in the next round"},
+    ),
+    "no more bundles come": (
+        [broker("a", 100, 10), broker("b", 10)],
+        PATIENT,
+        {
+            "b": (
+                "load is 33 % of the mean with 1 more bundle, but no broker can give it a bundle:"
+                f" of a, {HOT} 167 % of the mean load; split it"
+            )
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("brokers", "shedder", "expected"), STAYS.values(), ids=STAYS.keys())
+def test_a_stay_says_why(
+    brokers: Sequence[WeighedBroker], shedder: BalancedShedder, expected: Mapping[str, str]
+) -> None:
+    """Never by the bounds that a broker is outside of."""
+    stays = {stay.subject: stay.reason for stay in plan(*brokers, balanced_shedder=shedder).stays}
+    assert expected.items() <= stays.items()
+
+
+EVEN = "the load is even: "
+NOISY = [
+    replace(each, noise=200.0)
+    for each in (broker("a", *(10.0, 30.0) * 33), broker("b", *(10.0, 30.0) * 17))
+]
+
+
+@pytest.mark.parametrize(
+    ("brokers", "cause", "reason"),
+    [
+        ([], "NoBrokers", "no broker has a fresh load report"),
+        ([broker("a", 10, barred="for a reason")], "NoBrokers", ""),
+        ([broker("a", 100), broker("b")], "NoBundles", ""),
+        (
+            [broker("a", 10), broker("b", 10)],
+            "HitCount",
+            f"{EVEN}its bundles cost the same, and each broker has its share of them",
         ),
-        "c": "it drains",
-    } == stays(hot, broker("b"), broker("c", barred="it drains"))
-
-
-def test_ties_break_by_name() -> None:
-    """The order of the input does not matter."""
-    cluster = (broker("d"), broker("b", 30, 30), broker("c"), broker("a", 30, 30))
-    expected = [("a1", "c"), ("b1", "d")]
-    assert expected == moves(*cluster) == moves(*reversed(cluster))
+        (
+            [broker("a", 10, 30), broker("b", 10, 31)],
+            "HitCount",
+            f"{EVEN}no broker is further from the mean than 8 % of it",
+        ),
+        (
+            NOISY,
+            "HitCount",
+            (
+                f"{EVEN}the load varies, and no broker is further from the mean than that explains:"
+                " b has 68 % of the mean load (allowed: 48 % to 152 %)"
+            ),
+        ),
+    ],
+)
+def test_a_round_that_moves_nothing_is_counted_by_what_kept_it_and_says_so(
+    brokers: Sequence[WeighedBroker], cause: str, reason: str
+) -> None:
+    """Never that no broker is further from the mean than 8 %, if one is at 132 %."""
+    found = plan(*brokers)
+    assert found.idle is not None
+    assert ((), "Skip", cause) == (found.moves, found.idle.result, found.idle.cause)
+    assert reason in found.idle.reason
 
 
 def test_each_move_says_why() -> None:
@@ -195,23 +325,6 @@ def test_each_move_predicts_how_long_it_takes() -> None:
     (move,) = plan_of(HASTY, snapshot, BalancedMemory(durations_ms=(9,))).moves
     assert move.predicted is not None
     assert 11 == move.predicted.duration_ms
-
-
-@pytest.mark.parametrize(
-    ("cluster", "cause"),
-    [
-        ((broker("a", 10), broker("b", 10)), "HitCount"),
-        ((broker("a", 100), broker("b")), "NoBundles"),
-        ((broker("a", 10, barred="for a reason"),), "NoBrokers"),
-        ((broker("a", 10, 40, 45), broker("b")), None),
-    ],
-)
-def test_a_round_that_moves_nothing_is_counted_by_what_kept_it(
-    cluster: tuple[WeighedBroker, ...], cause: str | None
-) -> None:
-    found = plan(*cluster)
-    assert cause == (None if found.idle is None else found.idle.cause)
-    assert bool(found.moves) == (cause is None)
 
 
 def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
@@ -260,25 +373,6 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
 
     assert () == plan_of(BalancedShedder(), replace(snapshot, rules=nobody)).moves
     assert 10 == len(asked) == len(set(asked))
-
-
-def uneven(*, by: float, noise: float = 0.0) -> Snapshot:
-    """Two brokers with bundles of different cost: one has a part `by` more than the mean, and the
-    other as much less.
-    """
-    bundles = [
-        tuple(
-            WeighedBundle(name=f"{name}{number}", cost=5.0 + 10.0 * (number % 2))
-            for number in range(round(count))
-        )
-        for name, count in (("a", 100 + 100 * by), ("b", 100 - 100 * by))
-    ]
-    return Snapshot(
-        brokers=tuple(
-            WeighedBroker(broker=name, capacity=100, bundles=each, noise=noise)
-            for name, each in zip("ab", bundles, strict=True)
-        )
-    )
 
 
 def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
@@ -343,49 +437,6 @@ def test_each_broker_waits_for_itself() -> None:
     }
 
 
-def test_noise_widens_the_band_up_to_a_bound() -> None:
-    """A difference of less than two standard errors is chance. More noise than load is not
-    believed.
-    """
-    assert not plan_of(HASTY, uneven(by=0.2, noise=60)).moves
-    assert plan_of(HASTY, uneven(by=0.2, noise=30)).moves
-    assert plan_of(HASTY, uneven(by=0.4, noise=1e18)).moves == ()
-    liar = plan_of(
-        replace(HASTY),
-        Snapshot(
-            brokers=(replace(broker("a", *(5.0, 15.0) * 15), noise=1e18), broker("b"), broker("c"))
-        ),
-    )
-    assert liar.moves
-
-
-def test_unknown_noise_is_that_of_other_brokers_and_much_if_none_knows() -> None:
-    """After a start, only a large difference is sure to be no chance. A broker without load is
-    without noise.
-    """
-    full, empty = uneven(by=0.3, noise=5).brokers
-    unknown = replace(full, noise=None)
-    assert plan_of(HASTY, Snapshot(brokers=(unknown, empty))).moves
-    assert not plan_of(HASTY, Snapshot(brokers=(unknown, replace(empty, noise=120.0)))).moves
-    started = [replace(each, noise=None) for each in uneven(by=0.3).brokers]
-    assert not plan_of(HASTY, Snapshot(brokers=tuple(started))).moves
-    assert plan_of(
-        HASTY, Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))
-    ).moves
-
-
-def test_a_bundle_that_is_a_little_too_light_moves_before_one_that_is_too_heavy() -> None:
-    """A much too light one would need many companions."""
-    others = (0.1,) * 600
-    assert ("a601", "b") == moves(broker("a", *others, 9.0, 30.0), broker("b", 40.0))[0]
-    assert ("a602", "b") == moves(broker("a", *others, 0.5, 14.0), broker("b", 40.0))[0]
-
-
-def test_calm_widens_the_band() -> None:
-    assert plan_of(HASTY, uneven(by=0.12)).moves
-    assert not plan_of(replace(HASTY, calm=True), uneven(by=0.12)).moves
-
-
 def test_a_budget_bounds_what_moves_in_an_hour() -> None:
     """The budget of two percent is used up by the fourth bundle of 2,000, and is whole again after
     an hour.
@@ -412,12 +463,6 @@ def test_a_budget_that_no_bundle_fits_into_is_never_free() -> None:
     found = plan_of(BalancedShedder(churn_max=0.0), uneven(by=0.3))
     assert Budget(most=0.0, used=0.0, blocks=True, free_in_ms=None) == found.budget
     assert found.budget.reason.endswith("is used up; no bundle is light enough for it")
-
-
-def test_a_new_broker_takes_a_few_bundles_at_a_time() -> None:
-    old = [broker(name, *(10.0,) * 40) for name in "abc"]
-    assert 4 == len(moves(*old, broker("z")))
-    assert 9 == len(moves(*old, broker("z"), balanced_shedder=replace(HASTY, moves_max=9)))
 
 
 def test_a_broker_that_nothing_helps_does_not_make_the_round_impatient() -> None:
@@ -623,66 +668,3 @@ def test_costs_that_vary_a_little_are_equal(spread: float, is_equal: bool) -> No
     costs = (10 - 10 * spread, 10 + 10 * spread)
     cluster = Filled(broker("a", *costs * 10), broker("b", *costs * 11))
     assert ([21, 21] if is_equal else [20, 22]) == cluster.rounds()
-
-
-def test_other_work_makes_loads_uncertain_so_equal_bundles_are_not_counted() -> None:
-    busy = replace(broker("a", *(10.0,) * 21), other_work=0.4)
-    assert () == plan(busy, broker("b", *(10.0,) * 19)).moves
-
-
-# --- what a plan says ---
-
-
-def idle(*brokers: WeighedBroker) -> str:
-    found = plan(*brokers)
-    assert found.idle is not None
-    return found.idle.reason
-
-
-def test_a_round_that_finds_the_load_even_says_in_which_way() -> None:
-    """Never that no broker is further from the mean than 8 %, if one is at 132 %."""
-    assert (
-        "the load is even: its bundles cost the same, and each broker has its share of them"
-        == idle(broker("a", 10), broker("b", 10))
-    )
-    assert "the load is even: no broker is further from the mean than 8 % of it" == idle(
-        broker("a", 10, 30), broker("b", 10, 31)
-    )
-    noisy = [
-        replace(each, noise=100.0)
-        for each in (broker("a", *(10.0, 30.0) * 33), broker("b", *(10.0, 30.0) * 17))
-    ]
-    assert (
-        "the load is even: the load varies, and no broker is further from the mean than that"
-        " explains: b has 68 % of the mean load (allowed: 48 % to 152 %)"
-        == idle(*(replace(each, noise=200.0) for each in noisy))
-    )
-
-
-@pytest.mark.parametrize(
-    ("cluster", "reason"),
-    [
-        (
-            (broker("a", *(10.0, 30.0) * 29), broker("b", *(10.0, 30.0) * 21)),
-            "load is 84 % of the mean: too little and too short for a move yet",
-        ),
-        (
-            (broker("a", *(10.0,) * 30), broker("b")),
-            "load is 27 % of the mean with 4 more bundles; it takes bundles in the next round",
-        ),
-        (
-            (broker("a", 100, 10), broker("b", 10)),
-            (
-                "load is 33 % of the mean with 1 more bundle, but no broker can give it a bundle:"
-                " of a, no move would help: the heaviest of its 1 bundles is a1, with 167 % of the"
-                " mean load; split it"
-            ),
-        ),
-    ],
-)
-def test_a_broker_with_too_little_says_why_it_gets_no_more(
-    cluster: tuple[WeighedBroker, ...], reason: str
-) -> None:
-    """Never the bounds that it is outside of."""
-    found = plan(*cluster, balanced_shedder=BalancedShedder(patience_ms=60_000, start_ratio=0.03))
-    assert reason == {stay.subject: stay.reason for stay in found.stays}["b"]

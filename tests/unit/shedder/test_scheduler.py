@@ -5,6 +5,7 @@ rest.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -27,11 +28,6 @@ def moves(*ends: tuple[str, str | None]) -> tuple[Move, ...]:
     )
 
 
-def due(scheduler: Scheduler, now_ms: int) -> bool:
-    """Whether a round is due, at the interval of these tests."""
-    return scheduler.due(now_ms, interval_ms=INTERVAL_MS)
-
-
 def begun(
     scheduler: Scheduler,
     *,
@@ -52,47 +48,63 @@ def begun(
 def scheduler() -> Scheduler:
     """A schedule that was first asked at `START_MS`."""
     scheduler = Scheduler()
-    assert not due(scheduler, START_MS)
+    assert not scheduler.due(START_MS, interval_ms=INTERVAL_MS)
     return scheduler
 
 
-def test_rounds_are_an_interval_apart(scheduler: Scheduler) -> None:
-    """The first round is due one interval after the first question."""
-    due_ms = [
-        now_ms
-        for now_ms in range(START_MS, START_MS + 3 * INTERVAL_MS, 500)
-        if due(scheduler, now_ms)
-    ]
-    assert [START_MS + INTERVAL_MS, START_MS + 2 * INTERVAL_MS] == due_ms
+def due(scheduler: Scheduler, *now_ms: int, interval_ms: int = INTERVAL_MS) -> list[int]:
+    """At which of these times a round is due."""
+    return [each for each in now_ms if scheduler.due(each, interval_ms=interval_ms)]
 
 
-def test_a_late_question_starts_one_round(scheduler: Scheduler) -> None:
-    late_ms = START_MS + 7 * INTERVAL_MS
-    assert [True, False, True] == [
-        due(scheduler, late_ms),
-        due(scheduler, late_ms + 1),
-        due(scheduler, late_ms + INTERVAL_MS),
-    ]
+@pytest.mark.parametrize(
+    ("asked_ms", "interval_ms", "due_ms"),
+    [
+        # The first round is due one interval after the first question.
+        (
+            range(START_MS, START_MS + 3 * INTERVAL_MS, 500),
+            INTERVAL_MS,
+            [START_MS + INTERVAL_MS, START_MS + 2 * INTERVAL_MS],
+        ),
+        # A late question starts one round.
+        (
+            [START_MS + 36_000, START_MS + 36_001, START_MS + 41_000],
+            INTERVAL_MS,
+            [START_MS + 36_000, START_MS + 41_000],
+        ),
+        # A changed interval applies at once.
+        ([START_MS + 100], 200, []),
+        ([START_MS + 100], 100, [START_MS + 100]),
+    ],
+)
+def test_rounds_are_an_interval_apart(
+    scheduler: Scheduler, asked_ms: Sequence[int], interval_ms: int, due_ms: list[int]
+) -> None:
+    assert due_ms == due(scheduler, *asked_ms, interval_ms=interval_ms)
 
 
-def test_a_changed_interval_applies_at_once(scheduler: Scheduler) -> None:
-    assert [False, True] == [
-        scheduler.due(START_MS + 100, interval_ms=interval_ms) for interval_ms in (200, 100)
-    ]
+def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(
+    scheduler: Scheduler,
+) -> None:
+    """Balancing is off or paused, or the round failed. The next regular round comes after the
+    interval.
+    """
+    scheduler.joined("b", START_MS)
+    scheduler.reported(["b"])
+    first, second, regular = START_MS + 1, START_MS + 2, START_MS + 1 + INTERVAL_MS
+    assert [first, regular] == due(scheduler, first, second, regular)
 
 
 def test_the_first_report_of_a_broker_that_joined_starts_a_round(scheduler: Scheduler) -> None:
     """Only its first report does, and only after it joined lately."""
     scheduler.joined("a", START_MS + 100)
-    assert (frozenset({"a"}), False) == (
+    assert (frozenset({"a"}), []) == (
         scheduler.awaited(START_MS + 200),
         due(scheduler, START_MS + 200),
     )
     scheduler.reported(["a", "b"])
-    assert (frozenset(), True) == (
-        scheduler.awaited(START_MS + 300),
-        due(scheduler, START_MS + 300),
-    )
+    assert frozenset() == scheduler.awaited(START_MS + 300)
+    assert due(scheduler, START_MS + 300)
     scheduler.planned(())
     scheduler.reported(["a"])
     assert not due(scheduler, START_MS + 400)
@@ -113,9 +125,8 @@ def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(
     scheduler.ended("0", START_MS + 3)
     assert due(scheduler, START_MS + 3)
     scheduler.planned(())
-    assert [False, True] == [
-        due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)
-    ]
+    regular_ms = START_MS + 3 + INTERVAL_MS
+    assert [regular_ms] == due(scheduler, START_MS + 4, regular_ms)
 
 
 def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler) -> None:
@@ -126,20 +137,6 @@ def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler)
     assert due(scheduler, START_MS + 1)
     scheduler.planned((), fills=True)
     assert not due(scheduler, START_MS + 2)
-
-
-def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(
-    scheduler: Scheduler,
-) -> None:
-    """Balancing is off or paused, or the round failed. The next regular round comes after the
-    interval.
-    """
-    scheduler.joined("b", START_MS)
-    scheduler.reported(["b"])
-    assert [True, False, True] == [
-        due(scheduler, now_ms)
-        for now_ms in (START_MS + 1, START_MS + 2, START_MS + 1 + INTERVAL_MS)
-    ]
 
 
 def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler) -> None:
@@ -188,16 +185,17 @@ def test_waiting_moves_can_be_dropped(scheduler: Scheduler) -> None:
     assert not due(scheduler, START_MS + INTERVAL_MS)
 
 
-def test_bundles_that_others_moved_rest_too(scheduler: Scheduler) -> None:
-    """A bundle rests from the latest of its moves, whatever their order, and is forgotten after
-    that.
-    """
-    scheduler.moved("x", START_MS)
+def test_bundles_rest_from_their_last_move(scheduler: Scheduler) -> None:
+    """Whoever moved them and in whatever order they ended. After that they are forgotten."""
+    scheduler.ended("x", START_MS)
     scheduler.moved("y", START_MS + 1)
     scheduler.moved("y", START_MS - 1)
-    assert ("x", "y") == scheduler.resting(START_MS + REST_MS - 1, rest_ms=REST_MS)
-    scheduler.forget(START_MS + REST_MS, rest_ms=REST_MS)
-    assert ("y",) == scheduler.resting(START_MS, rest_ms=REST_MS)
+    over_ms = START_MS + REST_MS
+    assert ("x", "y") == scheduler.resting(over_ms - 1, rest_ms=REST_MS)
+    scheduler.forget(over_ms, rest_ms=REST_MS)
+    assert [("y",), ("y",), ()] == [
+        scheduler.resting(now_ms, rest_ms=REST_MS) for now_ms in (START_MS, over_ms, over_ms + 1)
+    ]
 
 
 @given(
@@ -242,12 +240,3 @@ def test_the_bounds_hold_and_every_move_starts_in_the_end(
         if not now:
             others = {}  # They have ended.
     assert sorted(move.bundle for move in planned) == sorted(done)
-
-
-def test_a_bundle_rests_after_its_move(scheduler: Scheduler) -> None:
-    assert () == scheduler.resting(0, rest_ms=REST_MS)
-    scheduler.ended("b", 100)
-    scheduler.ended("a", 200)
-    assert ("a", "b") == scheduler.resting(100 + REST_MS - 1, rest_ms=REST_MS)
-    assert ("a",) == scheduler.resting(100 + REST_MS, rest_ms=REST_MS)
-    assert () == scheduler.resting(200 + REST_MS, rest_ms=REST_MS)
