@@ -6,7 +6,9 @@ rarely reach.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -17,7 +19,7 @@ from equipoise.spark_jobs.rules.membership.members import (
     Incarnations,
 )
 from equipoise.spark_jobs.rules.membership.verdicts import ADMIN_WINDOW_OFFSETS
-from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.rules.membership.view import Context, Membership
 from equipoise.spark_jobs.sequence.sequence import known_in
 from tests.channels.folding import channel_in
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
@@ -25,124 +27,263 @@ from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cl
 UNION: Final = "t/n/0x00000000_0xffffffff"
 
 
-def test_garbage_and_what_is_no_record() -> None:
-    cluster = Cluster()
-    assert {
-        "begun": 1,
-        "checked_by": "log:",
-        "publisher": "nobody",
-        "expected": "malformed",
-    } == cluster.tell(None, verdict="malformed")
-    assert "malformed" == cluster.expected({"kind": "coup"})
+POLICY: Final[dict[str, Any]] = {
+    "kind": "policy",
+    "key": "p",
+    "status": "set",
+    "publisher": "admin:a",
+    "expected_offset": 1,
+}
+LEVEL: Final[dict[str, Any]] = {"kind": "level", "key": "level", "raises_to": 2}
+MERGE: Final[dict[str, Any]] = {"kind": "merge", "key": BUNDLE, "right": RIGHT}
+MERGE |= {"expected_offset_right": 1}
+    "kind": "merge",
+    "key": BUNDLE,
+    "right": RIGHT,
+    "expected_offset_right": 1,
+}
+IN_SPACE: Final[dict[str, Any]] = {"kind": "namespace", "key": NAMESPACE, "verdict": "rejected"}
 
 
-def test_nothing_is_accepted_before_the_genesis() -> None:
-    assert "no_genesis" == Membership().context_of(1, 5, joined("a")).get("expected")
+def cut(cluster: Cluster, **fields: object) -> dict[str, Any]:
+    return cluster.broker("a", kind="split", key=BUNDLE, positions=[1], **fields)
 
 
-def test_who_publishes() -> None:
-    cluster = Cluster()
-    record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1])
-    assert "live" == cluster.tell(record, verdict="stale")["publisher"]
-    never = cluster.tell({**record, "incarnation": 99}, verdict="dead_publisher")
-    assert ("never", "dead_publisher") == (never["publisher"], never["expected"])
-    impostor = cluster.tell({**record, "publisher": "b", "sequence": 9}, verdict="dead_publisher")
-    assert ("dead", "dead_publisher") == (impostor["publisher"], impostor["expected"])
-    assert (
-        "admin"
-        == cluster.admin(kind="level", key="level", raises_to=1, verdict="stale")["publisher"]
-    )
-    assert "nobody" == cluster.tell(joined("c"), verdict="stale")["publisher"]
+def ended(cluster: Cluster, name: str, status: str = "down", by: str = "a") -> Context:
+    """Let a broker end, as itself or another says."""
+    last = cluster.incarnations[name]
+    record = cluster.broker(by, kind="broker", status=status, key=name, expected_offset=last)
+    return cluster.tell(record)
 
 
-def test_an_admins_record_is_late_or_from_the_future() -> None:
-    cluster = Cluster()
-    record = {
-        "kind": "policy",
-        "key": "p",
-        "status": "set",
-        "publisher": "admin:a",
-        "expected_offset": 1,
-    }
+def after(
+    *steps: Callable[[Cluster], object], ask: Callable[[Cluster], object]
+) -> Callable[[Cluster], object]:
+    """Return the question that is asked after these steps."""
+
+    def asked(cluster: Cluster) -> object:
+        for step in steps:
+            step(cluster)
+        return ask(cluster)
+
+    return asked
+
+
+def said(cluster: Cluster, record: dict[str, Any], verdict: str) -> tuple[object, object]:
+    context = cluster.tell(record, verdict=verdict)
+    return context["publisher"], context.get("expected")
+
+
+def far_on(cluster: Cluster) -> None:
     cluster.offset = ADMIN_WINDOW_OFFSETS + 10
-    assert "late" == cluster.expected({**record, "as_of": 10})
-    assert "malformed" == cluster.expected({**record, "as_of": cluster.offset + 1})
-    assert "accepted" == cluster.expected({**record, "as_of": cluster.offset})
 
 
-def test_raising_the_format_version() -> None:
-    cluster = Cluster()
-    above = cluster.broker("a", kind="split", key=BUNDLE, positions=[1], level=2)
-    for record in (above, {**above, "sequence": 9, "positions": None}):
-        assert "level" == cluster.expected(record, verdict="level")
-    record = {"kind": "level", "key": "level", "raises_to": 2}
-    assert "level" == cluster.admin(**record, verdict="level").get("expected")
-    assert "illegal_transition" == cluster.admin(
-        **{**record, "raises_to": 1}, verdict="illegal_transition"
-    ).get("expected")
-    assert "stale" == cluster.admin(**{**record, "expected_offset": 2}, verdict="stale").get(
-        "expected"
-    )
+def all_left(cluster: Cluster) -> None:
     for name in ("a", "b"):
-        cluster.tell(
-            cluster.broker(
-                name,
-                kind="broker",
-                status="left",
-                key=name,
-                expected_offset=cluster.incarnations[name],
+        ended(cluster, name, "left", by=name)
+
+
+def b_died(cluster: Cluster) -> None:
+    ended(cluster, "b")
+
+
+def of_b(cluster: Cluster, status: str, verdict: str) -> str | None:
+    """Return what is expected of a record about the dead broker `b`."""
+    record = cluster.broker(
+        "a", kind="broker", status=status, key="b", expected_offset=cluster.offset
+    )
+    return cluster.expected(record, verdict=verdict)
+
+
+def b_joins(after: str, cluster: Cluster, *, verdict: str) -> str | None:
+    """Return what is expected of `b` that joins after its first or its last record."""
+    expected_offset = 1 if after == "first" else cluster.offset
+    return cluster.expected(joined("b", expected_offset=expected_offset), verdict=verdict)
+
+
+def deleting(cluster: Cluster) -> None:
+    cluster.admin(
+        kind="namespace", key=NAMESPACE, status="deleting", expected_offset=cluster.offset
+    )
+
+
+def assigned(cluster: Cluster, owner: int, **fields: int) -> Context:
+    return cluster.bundle("assigning", owner=owner, **fields)
+
+
+def renewal(cluster: Cluster, **fields: int) -> dict[str, Any]:
+    return cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, **fields)
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (
+            lambda cluster: dict(cluster.tell(None, verdict="malformed")),
+            {"begun": 1, "checked_by": "log:", "publisher": "nobody", "expected": "malformed"},
+        ),
+        (lambda cluster: cluster.expected({"kind": "coup"}), "malformed"),
+        (lambda _: Membership().context_of(1, 5, joined("a")).get("expected"), "no_genesis"),
+        (lambda cluster: cluster.expected(joined("a b"), verdict="malformed"), "malformed"),
+        # Who publishes.
+        (lambda cluster: cluster.tell(cut(cluster), verdict="stale")["publisher"], "live"),
+        (
+            lambda cluster: said(cluster, cut(cluster, incarnation=99), "dead_publisher"),
+            ("never", "dead_publisher"),
+        ),
+        (
+            lambda cluster: said(
+                cluster, cut(cluster, publisher="b", sequence=9), "dead_publisher"
+            ),
+            ("dead", "dead_publisher"),
+        ),
+        (
+            lambda cluster: cluster.admin(**{**LEVEL, "raises_to": 1}, verdict="stale")[
+                "publisher"
+            ],
+            "admin",
+        ),
+        (lambda cluster: cluster.tell(joined("c"), verdict="stale")["publisher"], "nobody"),
+        # An admin's record is late, or from the future.
+        *(
+            (
+                after(far_on, ask=partial(Cluster.expected, raw=POLICY | as_of)),
+                verdict,
             )
-        )
-    assert "accepted" == cluster.admin(**record).get("expected")
-    for fields in ({}, {"supported_level": 3, "level": 3}):
-        assert "level" == cluster.expected(joined("c", **fields), verdict="level")
-
-
-def test_a_dead_broker_may_be_removed() -> None:
-    """A late duplicate of its `joined` record does not bring it back."""
-    cluster = Cluster()
-    down = {
-        "kind": "broker",
-        "status": "down",
-        "key": "b",
-        "expected_offset": cluster.incarnations["b"],
-    }
-    cluster.tell(cluster.broker("a", **down))
-    died_at = cluster.offset
-    assert "illegal_transition" == cluster.expected(
-        cluster.broker("a", **{**down, "expected_offset": died_at}), verdict="illegal_transition"
-    )
-    assert "accepted" == cluster.tell(
-        cluster.broker("a", kind="broker", status="removed", key="b", expected_offset=died_at)
-    ).get("expected")
-    assert "stale" == cluster.expected(joined("b", expected_offset=1), verdict="stale")
-    assert "accepted" == cluster.expected(
-        joined("b", expected_offset=cluster.offset - 1), verdict="accepted"
-    )
-
-
-def test_an_invalid_broker_id() -> None:
-    assert "malformed" == Cluster().expected(joined("a b"), verdict="malformed")
-
-
-def test_namespaces() -> None:
-    """The state of the bundles decides about a deletion, but only once the namespace was set to
-    deleting.
-    """
-    cluster = Cluster()
-    record: dict[str, Any] = {"kind": "namespace", "key": NAMESPACE, "verdict": "rejected"}
-    assert "unknown_namespace" == cluster.admin(**{**record, "key": "t/m"}, status="policies").get(
-        "expected"
-    )
-    made_at = cluster.offset - 1
-    assert "illegal_transition" == cluster.admin(
-        **record, status="deleted", expected_offset=made_at
-    ).get("expected")
-    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", expected_offset=made_at)
-    assert cluster.bundle("assigning", owner=cluster.incarnations["a"])["deleting"]
-    assert "expected" not in cluster.admin(
-        **record, status="deleted", expected_offset=cluster.offset - 1
-    )
+            for as_of, verdict in (
+                ({"as_of": 10}, "late"),
+                ({"as_of": ADMIN_WINDOW_OFFSETS + 11}, "malformed"),
+                ({"as_of": ADMIN_WINDOW_OFFSETS + 10}, "accepted"),
+            )
+        ),
+        # The format version rises once no broker is there that does not know it.
+        (lambda cluster: cluster.expected(cut(cluster, level=2), verdict="level"), "level"),
+        (
+            lambda cluster: cluster.expected(
+                {**cut(cluster, level=2), "positions": None}, verdict="level"
+            ),
+            "level",
+        ),
+        (lambda cluster: cluster.admin(**LEVEL, verdict="level").get("expected"), "level"),
+        (
+            lambda cluster: cluster.admin(
+                **{**LEVEL, "raises_to": 1}, verdict="illegal_transition"
+            ).get("expected"),
+            "illegal_transition",
+        ),
+        (
+            lambda cluster: cluster.admin(**LEVEL | {"expected_offset": 2}, verdict="stale").get(
+                "expected"
+            ),
+            "stale",
+        ),
+        (after(all_left, ask=lambda cluster: cluster.admin(**LEVEL).get("expected")), "accepted"),
+        *(
+            (
+                after(
+                    all_left,
+                    lambda cluster: cluster.admin(**LEVEL),
+                    ask=partial(Cluster.expected, raw=joined("c", **fields), verdict="level"),
+                ),
+                "level",
+            )
+            for fields in ({}, {"supported_level": 3, "level": 3})
+        ),
+        # A dead broker may be removed. A late duplicate of its `joined` record does not bring it
+        # back.
+        (
+            after(b_died, ask=lambda cluster: of_b(cluster, "down", "illegal_transition")),
+            "illegal_transition",
+        ),
+        (after(b_died, ask=lambda cluster: of_b(cluster, "removed", "accepted")), "accepted"),
+        *(
+            (
+                after(
+                    b_died,
+                    lambda cluster: of_b(cluster, "removed", "accepted"),
+                    ask=partial(b_joins, back, verdict=verdict),
+                ),
+                verdict,
+            )
+            for back, verdict in (("first", "stale"), ("last", "accepted"))
+        ),
+        # The state of the bundles decides about a deletion, once the namespace is `deleting`.
+        (
+            lambda cluster: cluster.admin(**IN_SPACE | {"key": "t/m"}, status="policies").get(
+                "expected"
+            ),
+            "unknown_namespace",
+        ),
+        (
+            lambda cluster: cluster.admin(
+                **IN_SPACE, status="deleted", expected_offset=cluster.offset
+            ).get("expected"),
+            "illegal_transition",
+        ),
+        (
+            after(
+                deleting,
+                ask=lambda cluster: cluster.bundle("assigning", owner=cluster.incarnations["a"])[
+                    "deleting"
+                ],
+            ),
+            True,
+        ),
+        (
+            after(
+                deleting,
+                ask=lambda cluster: cluster.admin(
+                    **IN_SPACE, status="deleted", expected_offset=cluster.offset
+                ).get("expected"),
+            ),
+            None,
+        ),
+        # The status of a target.
+        (lambda cluster: assigned(cluster, 3)["target"], "up"),
+        (
+            after(
+                lambda cluster: ended(cluster, "b", "draining", by="b"),
+                ask=lambda cluster: assigned(cluster, 3)["target"],
+            ),
+            "draining",
+        ),
+        (
+            after(b_died, ask=lambda cluster: assigned(cluster, 3)["target"]),
+            "dead",
+        ),
+        (lambda cluster: assigned(cluster, 99)["target"], "never"),
+        # Bundles that do not exist.
+        (lambda cluster: cluster.admin(verdict="stale", **MERGE).get("unknown"), None),
+        (
+            lambda cluster: cluster.admin(
+                verdict="unknown_bundle", **MERGE | {"right": f"{NAMESPACE}/none"}
+            ).get("unknown"),
+            [f"{NAMESPACE}/none"],
+        ),
+        (
+            lambda cluster: cluster.admin(
+                verdict="unknown_bundle", kind="split", key=RIGHT + "0", positions=[5]
+            ).get("unknown"),
+            [RIGHT + "0"],
+        ),
+        # The names of incarnations.
+        (lambda cluster: assigned(cluster, 99).get("names"), None),
+        (lambda cluster: assigned(cluster, 3)["names"], {"3": "b"}),
+        (lambda cluster: assigned(cluster, 3, source=2)["names"], {"2": "a", "3": "b"}),
+        # The fold's verdict is adopted, so that one difference is one finding.
+        (
+            lambda cluster: [
+                cluster.expected(renewal(cluster, expected_offset=offset), verdict="accepted")
+                for offset in (77, cluster.offset + 1)
+            ],
+            ["stale", "accepted"],
+        ),
+    ],
+)
+def test_what_the_membership_says_of_a_record(
+    ask: Callable[[Cluster], object], expected: object
+) -> None:
+    assert expected == ask(Cluster())
 
 
 def test_the_genesis_of_a_copied_channel() -> None:
@@ -165,71 +306,14 @@ def test_the_genesis_of_a_copied_channel() -> None:
     assert "stale" == membership.context_of(503, 5, genesis).get("expected")
 
 
-def test_status_of_a_target() -> None:
-    cluster = Cluster()
-    assert "up" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
-    cluster.tell(
-        cluster.broker(
-            "b",
-            kind="broker",
-            status="draining",
-            key="b",
-            expected_offset=cluster.incarnations["b"],
-        )
-    )
-    assert "draining" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
-    cluster.tell(
-        cluster.broker(
-            "a", kind="broker", status="down", key="b", expected_offset=cluster.offset - 1
-        )
-    )
-    assert "dead" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
-    assert "never" == cluster.bundle("assigning", owner=cluster.offset)["target"]
-
-
-def test_bundles_that_do_not_exist() -> None:
-    cluster = Cluster()
-    merge = {"kind": "merge", "key": BUNDLE, "right": RIGHT, "expected_offset_right": 1}
-    assert "unknown" not in cluster.admin(verdict="stale", **merge)
-    assert [f"{NAMESPACE}/none"] == cluster.admin(
-        verdict="unknown_bundle", **{**merge, "right": f"{NAMESPACE}/none"}
-    ).get("unknown")
-    assert [RIGHT + "0"] == cluster.admin(
-        verdict="unknown_bundle", kind="split", key=RIGHT + "0", positions=[5]
-    ).get("unknown")
-
-
-def test_names_of_incarnations() -> None:
-    cluster = Cluster()
-    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    assert "names" not in cluster.bundle("assigning", owner=99)
-    assert {str(a): "a"} == cluster.bundle("owned", owner=a)["names"]
-    assert {str(a): "a", str(b): "b"} == cluster.bundle("assigning", owner=b, source=a)["names"]
-
-
-def test_it_adopts_the_folds_verdict() -> None:
-    """So one difference is one finding."""
-    cluster = Cluster()
-    record = cluster.broker(
-        "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=77
-    )
-    assert "stale" == cluster.expected(record, verdict="accepted")
-    again = cluster.broker(
-        "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=cluster.offset
-    )
-    assert "accepted" == cluster.expected(again, verdict="accepted")
-
-
 def test_a_death_concerns_all_bundles_that_name_it() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=b))
     cluster.bundle("assigning", owner=a, source=b)
-    context = cluster.tell(
-        cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b)
-    )
+    context = ended(cluster, "b")
     assert (b, [BUNDLE, RIGHT]) == (context["dead"], cluster.concerned)
-    cluster.tell(cluster.broker("a", kind="broker", status="left", key="a", expected_offset=a))
+    ended(cluster, "a", "left")
     assert [BUNDLE] == cluster.concerned
 
 

@@ -32,7 +32,7 @@ from equipoise.spark_jobs.rules.pulsar import (
     parse_sighting,
     parse_state,
 )
-from equipoise.spark_jobs.rules.rule import RULES, Finding, Severity
+from equipoise.spark_jobs.rules.rule import RULES, Finding, Rule, Severity
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows
 from tests.pulsar.faults import FAULTS, golden_reads
@@ -147,51 +147,101 @@ def test_each_rule_of_pulsar_names_its_source_and_what_an_operator_can_do() -> N
     assert not [rule.name for rule in RULES.values() if rule.source and rule not in rules]
 
 
-def test_a_healthy_cluster_has_no_findings() -> None:
-    """Neither a short life has any, nor the channel of a real Pulsar, with its races, splits and
-    killed brokers.
-    """
-    assert [] == broken(a_life().reads)
-    assert [] == broken(golden_reads())
-
-
 @pytest.mark.parametrize(("name", "rule"), [(name, fault.rule) for name, fault in FAULTS.items()])
 def test_each_fault_in_a_copy_of_the_golden_log_is_found(name: str, rule: str) -> None:
     faulty = FAULTS[name].inject(golden_reads())
     assert [(f"pulsar_{rule}", len(faulty) - 1)] == broken(faulty)
 
 
-def test_a_parent_that_comes_back_is_found() -> None:
-    written = Written()
-    written.assign(BUNDLE, "a:80")
-    written.split(BUNDLE, "a:80", LEFT, RIGHT)
-    written.assign(BUNDLE, "b:80")
-    assert [(pulsar.revived_parent.name, 7), (pulsar.revived_parent.name, 8)] == broken(
-        written.reads
-    )
+OTHER = "public/default/0x40000000_0x80000000"
+CHILD = f"public/default/{LEFT}"
 
 
-def test_a_parent_whose_namespace_was_deleted_and_created_again_is_not_found() -> None:
-    """The children stay `Free` for up to an hour, until they get tombstones. One that somebody
-    serves counts.
-    """
-    written = Written()
-    written.assign(BUNDLE, "a:80")
-    written.split(BUNDLE, "a:80", LEFT, RIGHT)
+def owned() -> Written:
+    return Written().assign(BUNDLE, "a:80")
+
+
+def made_again() -> Written:
+    """A namespace is deleted and created again. Children stay `Free` for up to an hour."""
+    written = owned().split(BUNDLE, "a:80", LEFT, RIGHT)
     for child in (LEFT, RIGHT):
-        written.add(f"public/default/{child}", "a:80", "Releasing", source="a:80", force=True)
-        written.add(f"public/default/{child}", "a:80", "Free", source="a:80", force=True)
-    written.assign(BUNDLE, "b:80")
-    assert [] == broken(written.reads)
-    written.add(f"public/default/{LEFT}", "a:80", "Assigning", to="a:80")
-    written.add(f"public/default/{LEFT}", "a:80", "Owned", to="a:80")
-    written.add(BUNDLE, "leader:80", "Releasing", source="b:80")
-    assert [(pulsar.revived_parent.name, len(written.reads) - 1)] == broken(written.reads)
+        written.unload(f"public/default/{child}", "a:80", force=True)
+    return written.assign(BUNDLE, "b:80")
+
+
+def taken_over() -> Written:
+    return owned().add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        # Neither a short life has findings, nor the channel of a real Pulsar, with its races,
+        # splits and killed brokers.
+        (a_life().reads, []),
+        (golden_reads(), []),
+        (
+            owned().split(BUNDLE, "a:80", LEFT, RIGHT).assign(BUNDLE, "b:80").reads,
+            [(pulsar.revived_parent, 7), (pulsar.revived_parent, 8)],
+        ),
+        (made_again().reads, []),
+        # A child that somebody serves counts.
+        (
+            made_again()
+            .assign(CHILD, "a:80")
+            .add(BUNDLE, "leader:80", "Releasing", source="b:80")
+            .reads,
+            [(pulsar.revived_parent, 15)],
+        ),
+        (
+            owned()
+            .add(BUNDLE, "a:80", "Owned", to="a:80", version=7)
+            .add(BUNDLE, "a:80", "Warming", to="a:80")
+            .garble("$(reboot)")
+            .reads,
+            [(pulsar.version_gap, 2), (pulsar.unknown_state, 3), (pulsar.unreadable, 4)],
+        ),
+        # A broker that started again is not gone. It takes what it is assigned, over a new
+        # connection or, after a lost ZooKeeper session, over the old one.
+        (
+            taken_over().transfer(BUNDLE, "b:80", "a:80").transfer(BUNDLE, "a:80", "b:80").reads,
+            [],
+        ),
+        (
+            [
+                read._replace(producer="producer-a:80-again") if offset >= 5 else read
+                for offset, read in enumerate(
+                    taken_over()
+                    .transfer(BUNDLE, "b:80", "a:80")
+                    .transfer(BUNDLE, "a:80", "b:80")
+                    .reads
+                )
+            ],
+            [],
+        ),
+        # It is gone until it takes what it was assigned after the takeover. What was assigned
+        # before does not count, nor what is late and ignored.
+        (
+            owned()
+            .add(OTHER, "leader:80", "Assigning", to="a:80")
+            .add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
+            .add(OTHER, "a:80", "Owned", to="a:80")
+            .add(BUNDLE, "leader:80", "Releasing", to="a:80", source="b:80")
+            .add(BUNDLE, "b:80", "Assigning", to="a:80", source="b:80")
+            .add(BUNDLE, "a:80", "Owned", to="a:80", version=2)
+            .add(BUNDLE, "a:80", "Owned", to="a:80", source="b:80")
+            .add(BUNDLE, "a:80", "Splitting", source="a:80")
+            .reads,
+            [(pulsar.gone_broker, 4), (pulsar.gone_broker, 7)],
+        ),
+    ],
+)
+def test_what_a_channel_breaks(written: Sequence[Read], expected: list[tuple[Rule, int]]) -> None:
+    assert [(rule.name, offset) for rule, offset in expected] == broken(written)
 
 
 def test_a_step_that_nobody_ends_is_found_and_names_where_it_began() -> None:
-    written = Written()
-    written.assign(BUNDLE, "a:80")
+    written = owned()
     written.transfer(BUNDLE, "a:80", "b:80", wait_ms=31_000)
     [finding] = findings(written.reads)
     assert ("pulsar_stuck", (2, 3), "it was Releasing for 31 s") == (
@@ -204,8 +254,7 @@ def test_a_step_that_nobody_ends_is_found_and_names_where_it_began() -> None:
 
 @pytest.mark.parametrize("to", [None, "b:80"])
 def test_a_step_that_has_not_ended_when_the_recording_ends_is_found(to: str | None) -> None:
-    written = Written()
-    written.assign(BUNDLE, "a:80")
+    written = owned()
     written.add(BUNDLE, "leader:80", "Releasing", to=to, source="a:80")
     assert [] == findings(written.reads, later_ms=30_000)
     [finding] = findings(written.reads, later_ms=31_000)
@@ -224,55 +273,8 @@ def test_a_bundle_with_an_owner_or_a_tombstone_is_not_stuck_when_the_recording_e
     assert [] == findings(written.reads, later_ms=3_600_000)
 
 
-def test_a_gap_a_new_state_and_garbage_are_found() -> None:
-    written = Written()
-    written.assign(BUNDLE, "a:80")
-    written.add(BUNDLE, "a:80", "Owned", to="a:80", version=7)
-    written.add(BUNDLE, "a:80", "Warming", to="a:80")
-    written.reads.append(written.reads[-1]._replace(key="$(reboot)", value=b"\xff"))
-    assert [
-        (pulsar.version_gap.name, 2),
-        (pulsar.unknown_state.name, 3),
-        (pulsar.unreadable.name, 4),
-    ] == broken(written.reads)
-    assert "equipoise pulsar verify --source {log}" == findings(written.reads)[-1].command
-
-
-def test_a_broker_that_started_again_is_not_gone() -> None:
-    """It takes what it is assigned, over a new connection or, after a lost ZooKeeper session, over
-    the old one.
-    """
-    written = Written()
-    written.assign(BUNDLE, "a:80")
-    written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
-    written.transfer(BUNDLE, "b:80", "a:80")
-    written.transfer(BUNDLE, "a:80", "b:80")
-    assert [] == broken(written.reads)
-    again = [
-        read._replace(producer="producer-a:80-again") if offset >= 5 else read
-        for offset, read in enumerate(written.reads)
-    ]
-    assert [] == broken(again)
-
-
-def test_a_broker_is_gone_until_it_takes_what_it_was_assigned_after_the_takeover() -> None:
-    other = "public/default/0x40000000_0x80000000"
-    written = Written()
-    written.assign(BUNDLE, "a:80")
-    written.add(other, "leader:80", "Assigning", to="a:80")
-    written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
-    written.add(other, "a:80", "Owned", to="a:80")  # It was assigned before.
-    written.add(BUNDLE, "leader:80", "Releasing", to="a:80", source="b:80")
-    written.add(BUNDLE, "b:80", "Assigning", to="a:80", source="b:80")
-    written.add(BUNDLE, "a:80", "Owned", to="a:80", version=2)  # It is late, and ignored.
-    written.add(BUNDLE, "a:80", "Owned", to="a:80", source="b:80")
-    written.add(BUNDLE, "a:80", "Splitting", source="a:80")
-    assert [(pulsar.gone_broker.name, 4), (pulsar.gone_broker.name, 7)] == broken(written.reads)
-
-
 def test_a_fold_that_decides_otherwise_is_found() -> None:
-    written = Written()
-    written.assign(BUNDLE, "a:80")
+    written = owned()
     assert [pulsar.verdict_differs.name] * 2 == [
         finding.rule for finding in findings(written.reads, verdict="old version")
     ]

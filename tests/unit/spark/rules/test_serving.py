@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import Self
 
 import orjson
 import pytest
@@ -49,7 +50,7 @@ class Audit:
 
     def holds(
         self, holder: Holder | None, offset: int, *, time_ms: int = 0, said_ms: int | None = None
-    ) -> None:
+    ) -> Self:
         """Let the log give the bundle to a holder with the record at `offset`."""
         self.now_ms = max(self.now_ms, AT_MS + time_ms)
         record = {"timestamp_ms": AT_MS + (time_ms if said_ms is None else said_ms)}
@@ -62,8 +63,9 @@ class Audit:
             verdict="accepted",
         )
         self.findings += follow_holder(self.memory, holder, fact)
+        return self
 
-    def says(self, document: Mapping[str, object] | None, **context: object) -> None:
+    def says(self, document: Mapping[str, object] | None, **context: object) -> Self:
         """Check a document of evidence."""
         fact = Fact(
             subject=BUNDLE,
@@ -74,12 +76,14 @@ class Audit:
             context=context,
         )
         self.findings += check_serving(self.memory, fact)
+        return self
 
-    def passes(self, time_ms: int) -> None:
+    def passes(self, time_ms: int) -> Self:
         """Let the log's time pass until `time_ms`."""
         self.now_ms = AT_MS + time_ms
         if min(self.memory.due_times(), default=self.now_ms + 1) <= self.now_ms:
             self.findings += expire_serving(self.memory, BUNDLE, self.now_ms)
+        return self
 
     @property
     def rules(self) -> list[str]:
@@ -123,13 +127,10 @@ def moved() -> Audit:
     """Return the audit of a bundle that A owns from 0 s on with token 10, and B from 20 s on with
     token 30.
     """
-    audit = Audit()
-    audit.holds(None, 5)
-    audit.holds((10, A), 10)
-    audit.holds((30, B), 30, time_ms=20_000)
-    return audit
+    return Audit().holds(None, 5).holds((10, A), 10).holds((30, B), 30, time_ms=20_000)
 
 
+LATE = served(since_ms=2, until_ms=5_000, lease_ms=5_000) | {"answered_ns": at(5_000) + 1}
 HONEST = (
     served(A, 10, since_ms=1),
     served(A, 10, since_ms=1, until_ms=19_990),
@@ -149,87 +150,187 @@ def test_an_honest_move_breaks_no_rule_in_any_order_of_evidence(
     assert [] == audit.findings
 
 
-def test_evidence_may_come_long_before_its_record() -> None:
-    """An audit of an old log reads today's evidence at once."""
-    audit = Audit(now_ms=AT_MS - 3_600_000)
-    for document in HONEST:
-        audit.says(document)
-    audit.holds(None, 5, time_ms=-3_600_000)
-    audit.passes(-COMES_LATE_MS)
-    audit.holds((10, A), 10)
-    audit.holds((30, B), 30, time_ms=20_000)
-    audit.passes(1_000_000)
-    assert [] == audit.findings
-
-
-def test_serving_without_ownership_is_found_when_the_log_has_passed_it() -> None:
-    audit = moved()
-    audit.says(served(B, 44, since_ms=25_000))
-    audit.says(served(B, 44, since_ms=25_000, until_ms=30_000))
-    audit.passes(25_000 + COMES_LATE_MS - 1)
-    assert [] == audit.findings
-    audit.passes(25_000 + COMES_LATE_MS)
-    audit.passes(1_000_000)
-    assert [("served_without_ownership", (44,), "broker-200")] == [
-        (one.rule, one.offsets, one.publisher) for one in audit.findings
-    ]
-
-
-def test_serving_without_ownership_is_found_at_once_if_the_log_was_read_past_it() -> None:
-    """Ownerships from before the reading are unknown."""
-    audit = moved()
-    audit.says(served(B, 44, since_ms=30_000), begin=0, reached=43)
-    audit.says(served(B, 45, since_ms=30_000), begin=0, reached=45)
-    assert [] == audit.rules
-    audit.now_ms = AT_MS + 30_000 + COMES_LATE_MS
-    audit.says(served(B, 45, since_ms=30_001), begin=0, reached=45)
-    assert [] == audit.rules
-    audit.says(served(B, 46, since_ms=30_000), begin=0, reached=46)
-    assert ["served_without_ownership"] == audit.rules
-    begun_later = Audit()
-    begun_later.says(served(B, 44), begin=44, reached=90)
-    begun_later.passes(1_000_000)
-    assert [] == begun_later.findings
-
-
-def test_a_bundle_may_inherit_a_token_that_is_older_than_itself() -> None:
-    audit = Audit()
-    audit.says(served(A, 10, since_ms=5, until_ms=2_000), begin=0, reached=90)
-    audit.holds((10, A), 95)
-    audit.passes(1_000_000)
-    assert [] == audit.findings
-
-
-def test_late_evidence_about_a_forgotten_bundle_is_not_checked() -> None:
-    for late_ms, found in ((GONE_FOR_MS, []), (GONE_FOR_MS // 2, ["served_without_ownership"])):
-        audit = Audit(now_ms=AT_MS + late_ms)
-        audit.says(served(A, 10), begin=0, reached=90)
-        audit.passes(2 * GONE_FOR_MS)
-        assert found == audit.rules
+@pytest.mark.parametrize(
+    ("audit", "rules"),
+    [
+        # An audit of an old log reads today's evidence at once, long before its record.
+        (
+            Audit(now_ms=AT_MS - 3_600_000)
+            .says(HONEST[0])
+            .says(HONEST[1])
+            .says(HONEST[2])
+            .says(HONEST[3])
+            .holds(None, 5, time_ms=-3_600_000)
+            .passes(-COMES_LATE_MS)
+            .holds((10, A), 10)
+            .holds((30, B), 30, time_ms=20_000)
+            .passes(1_000_000),
+            [],
+        ),
+        # Serving without ownership is found when the log has passed it.
+        (moved().says(served(B, 44, since_ms=25_000)).passes(24_999 + COMES_LATE_MS), []),
+        # It is found at once if the log was read past it. The earlier log is unknown.
+        (moved().says(served(B, 44, since_ms=30_000), begin=0, reached=43), []),
+        (moved().says(served(B, 45, since_ms=30_000), begin=0, reached=45), []),
+        (
+            moved()
+            .passes(30_000 + COMES_LATE_MS)
+            .says(served(B, 45, since_ms=30_001), begin=0, reached=45),
+            [],
+        ),
+        (
+            moved()
+            .passes(30_000 + COMES_LATE_MS)
+            .says(served(B, 46, since_ms=30_000), begin=0, reached=46),
+            ["served_without_ownership"],
+        ),
+        (Audit().says(served(B, 44), begin=44, reached=90).passes(1_000_000), []),
+        # A bundle may inherit a token that is older than itself.
+        (
+            Audit()
+            .says(served(A, 10, since_ms=5, until_ms=2_000), begin=0, reached=90)
+            .holds((10, A), 95)
+            .passes(1_000_000),
+            [],
+        ),
+        # Late evidence about a forgotten bundle is not checked.
+        (
+            Audit(now_ms=AT_MS + GONE_FOR_MS)
+            .says(served(A, 10), begin=0, reached=90)
+            .passes(2 * GONE_FOR_MS),
+            [],
+        ),
+        (
+            Audit(now_ms=AT_MS + GONE_FOR_MS // 2)
+            .says(served(A, 10), begin=0, reached=90)
+            .passes(2 * GONE_FOR_MS),
+            ["served_without_ownership"],
+        ),
+        # Tokens that can no longer become known: that of another, and one between two.
+        (moved().says(served(B, 10, since_ms=20_001)), ["served_without_ownership"]),
+        (moved().says(served(A, 20, since_ms=20_001)), ["served_without_ownership"]),
+        # Ownerships from before the audit are not checked.
+        (
+            Audit()
+            .holds((10, A), 500)
+            .says(served(A, 10))
+            .says(served(B, 7, since_ms=-5_000, until_ms=-4_000))
+            .passes(1_000_000),
+            [],
+        ),
+        (
+            Audit().holds((10, A), 500).says(served(B, 10, since_ms=100, by_token=True)),
+            ["served_without_ownership"],
+        ),
+        (Audit().says(served()).passes(1_000_000), []),
+        # Evidence ahead of the log waits for it: in vain, if folding has stopped.
+        (Audit().says(served(B, 99), begin=0, reached=90).passes(COMES_LATE_MS - 1), []),
+        (
+            Audit().says(served(B, 99), begin=0, reached=90).passes(COMES_LATE_MS),
+            ["served_without_ownership"],
+        ),
+        (
+            Audit().says(served(B, 99), begin=0, reached=90, stopped=True).passes(COMES_LATE_MS),
+            [],
+        ),
+        # A forged timestamp makes no ownership older.
+        *(
+            (
+                moved()
+                .holds((50, A), 50, time_ms=40_000, said_ms=said_ms)
+                .says(served(A, 50, since_ms=40_000 - CLOCKS_APART_MS - 1)),
+                ["served_before_owned"],
+            )
+            for said_ms in (-AT_MS, 20_000 - CLOCKS_APART_MS - 1)
+        ),
+        # A lease is reported once, and not if only the token guards.
+        (moved().says(served(until_ms=5_000, lease_ms=5_000)), []),
+        (moved().says(LATE | {"by_token": True}), []),
+        (
+            moved()
+            .says(LATE)
+            .says(LATE)
+            .says(served(since_ms=9_000, until_ms=7_000, lease_ms=7_000)),
+            ["served_past_lease"],
+        ),
+        # Two machines: as far as clocks may lie apart, and further.
+        (
+            moved()
+            .says(served(B, 30, since_ms=20_000, until_ms=40_000))
+            .says(served(A, 10, until_ms=20_000 + CLOCKS_APART_MS, boot="another")),
+            [],
+        ),
+        (
+            moved()
+            .says(served(B, 30, since_ms=20_000, until_ms=40_000))
+            .says(served(A, 10, until_ms=20_001 + CLOCKS_APART_MS, boot="another")),
+            ["served_two_at_once", "served_old_token"],
+        ),
+        # Serving by token may overlap.
+        (
+            moved()
+            .says(served(B, 30, since_ms=20_001, until_ms=60_000))
+            .says(served(A, 10, until_ms=50_000, lease_ms=4_000, by_token=True)),
+            [],
+        ),
+        (moved().says(served(A, 10, until_ms=20_000 + CLOCKS_APART_MS)), []),
+        # The earlier of a record's two times counts.
+        (moved().says(served(A, 10, since_ms=-CLOCKS_APART_MS)), []),
+        (
+            moved()
+            .says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10))
+            .says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10)),
+            ["served_before_owned"],
+        ),
+        (Audit().holds((10, A), 10, time_ms=900_000, said_ms=0).says(served(A, 10)), []),
+        # An ownership may have several stretches.
+        (
+            Audit()
+            .holds((10, A), 10)
+            .says(served(A, 10, until_ms=3_000, lease_ms=3_000))
+            .holds((10, A), 12, time_ms=4_000)
+            .says(served(A, 10, since_ms=5_000, until_ms=9_000))
+            .holds(None, 20, time_ms=10_000)
+            .holds(None, 21, time_ms=10_001)
+            .passes(1_000_000),
+            [],
+        ),
+        # Evidence of another log is ignored.
+        (
+            moved().passes(COMES_LATE_MS).says(served(B, 44), begin=0, reached=90, log="another"),
+            [],
+        ),
+        (
+            moved().passes(COMES_LATE_MS).says(served(B, 44), begin=0, reached=90, log="log"),
+            ["served_without_ownership"],
+        ),
+    ],
+)
+def test_what_an_audit_finds(audit: Audit, rules: list[str]) -> None:
+    assert rules == audit.rules
 
 
 @pytest.mark.parametrize(
-    ("incarnation", "token"),
+    ("audit", "found"),
     [
-        pytest.param(B, 10, id="the token of another"),
-        pytest.param(A, 20, id="a token between two that are known"),
+        (
+            moved()
+            .says(served(B, 44, since_ms=25_000))
+            .says(served(B, 44, since_ms=25_000, until_ms=30_000))
+            .passes(25_000 + COMES_LATE_MS)
+            .passes(1_000_000),
+            ("served_without_ownership", (44,), "broker-200"),
+        ),
+        (
+            moved().says(served(A, 10, since_ms=1, until_ms=20_001 + CLOCKS_APART_MS)),
+            ("served_old_token", (10, 30), "broker-100"),
+        ),
     ],
 )
-def test_a_token_that_can_no_longer_become_known(incarnation: int, token: int) -> None:
-    audit = moved()
-    audit.says(served(incarnation, token, since_ms=20_001))
-    assert ["served_without_ownership"] == audit.rules
-
-
-def test_ownerships_from_before_the_audit_are_not_checked() -> None:
-    audit = Audit()
-    audit.holds((10, A), 500)
-    audit.says(served(A, 10))
-    audit.says(served(B, 7, since_ms=-5_000, until_ms=-4_000))
-    audit.passes(1_000_000)
-    assert [] == audit.findings
-    audit.says(served(B, 10, since_ms=100, by_token=True))
-    assert ["served_without_ownership"] == audit.rules
+def test_a_finding_names_the_tokens_and_the_broker(
+    audit: Audit, found: tuple[str, tuple[int, ...], str]
+) -> None:
+    assert [found] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
 
 
 def test_the_beginning_of_the_first_known_ownership_is_unknown() -> None:
@@ -253,47 +354,6 @@ def test_the_beginning_of_the_first_known_ownership_is_unknown() -> None:
     assert ["served_before_owned", "served_two_at_once"] == sorted(audit.rules)
 
 
-def test_a_bundle_without_records_is_not_checked() -> None:
-    audit = Audit()
-    audit.says(served())
-    audit.passes(1_000_000)
-    assert [] == audit.findings
-
-
-def test_evidence_ahead_of_the_log_waits_for_it() -> None:
-    """If folding has stopped, it waits in vain."""
-    for context, found in (({}, ["served_without_ownership"]), ({"stopped": True}, [])):
-        audit = Audit()
-        audit.says(served(B, 99), begin=0, reached=90, **context)
-        audit.passes(COMES_LATE_MS - 1)
-        assert [] == audit.findings
-        audit.passes(COMES_LATE_MS)
-        assert found == audit.rules
-
-
-def test_a_forged_timestamp_makes_no_ownership_older() -> None:
-    for said_ms in (-AT_MS, 20_000 - CLOCKS_APART_MS - 1):
-        audit = moved()
-        audit.holds((50, A), 50, time_ms=40_000, said_ms=said_ms)
-        audit.says(served(A, 50, since_ms=40_000 - CLOCKS_APART_MS - 1))
-        assert ["served_before_owned"] == audit.rules
-
-
-def test_serving_past_the_lease() -> None:
-    """It is reported once, and not if only the token guards."""
-    audit = moved()
-    audit.says(served(until_ms=5_000, lease_ms=5_000))
-    assert [] == audit.rules
-    late = {**served(since_ms=2, until_ms=5_000, lease_ms=5_000), "answered_ns": at(5_000) + 1}
-    audit.says({**late, "by_token": True})
-    assert [] == audit.rules
-    audit.says(late)
-    audit.says(late)
-    assert ["served_past_lease"] == audit.rules
-    audit.says(served(since_ms=9_000, until_ms=7_000, lease_ms=7_000))
-    assert ["served_past_lease"] == audit.rules
-
-
 @pytest.mark.parametrize(
     ("until_ms", "since_ms", "found"),
     [
@@ -313,65 +373,6 @@ def test_two_servers_on_one_machine_are_found_to_the_millisecond(
             audit.says(document)
         assert found == audit.rules
         assert all((10, 30) == finding.offsets for finding in audit.findings)
-
-
-@pytest.mark.parametrize(
-    ("until_ms", "found"),
-    [
-        pytest.param(20_000 + CLOCKS_APART_MS, [], id="as far as clocks may lie apart"),
-        pytest.param(
-            20_001 + CLOCKS_APART_MS, ["served_two_at_once", "served_old_token"], id="further"
-        ),
-    ],
-)
-def test_two_servers_on_two_machines_are_found_beyond_the_tolerance_of_clocks(
-    until_ms: int, found: Sequence[str]
-) -> None:
-    audit = moved()
-    audit.says(served(B, 30, since_ms=20_000, until_ms=40_000))
-    audit.says(served(A, 10, until_ms=until_ms, boot="another"))
-    assert found == audit.rules
-
-
-def test_serving_by_token_may_overlap() -> None:
-    audit = moved()
-    audit.says(served(B, 30, since_ms=20_001, until_ms=60_000))
-    audit.says(served(A, 10, until_ms=50_000, lease_ms=4_000, by_token=True))
-    assert [] == audit.findings
-
-
-def test_serving_with_an_old_token() -> None:
-    audit = moved()
-    audit.says(served(A, 10, until_ms=20_000 + CLOCKS_APART_MS))
-    assert [] == audit.rules
-    audit.says(served(A, 10, since_ms=1, until_ms=20_001 + CLOCKS_APART_MS))
-    assert [("served_old_token", (10, 30))] == [(one.rule, one.offsets) for one in audit.findings]
-
-
-def test_serving_before_the_record() -> None:
-    """The earlier of the record's two times counts."""
-    audit = moved()
-    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS))
-    assert [] == audit.rules
-    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10))
-    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10))
-    assert ["served_before_owned"] == audit.rules
-    replayed = Audit()
-    replayed.holds((10, A), 10, time_ms=900_000, said_ms=0)
-    replayed.says(served(A, 10))
-    assert [] == replayed.findings
-
-
-def test_an_ownership_may_have_several_stretches() -> None:
-    audit = Audit()
-    audit.holds((10, A), 10)
-    audit.says(served(A, 10, until_ms=3_000, lease_ms=3_000))
-    audit.holds((10, A), 12, time_ms=4_000)
-    audit.says(served(A, 10, since_ms=5_000, until_ms=9_000))
-    audit.holds(None, 20, time_ms=10_000)
-    audit.holds(None, 21, time_ms=10_001)
-    audit.passes(1_000_000)
-    assert [] == audit.findings
 
 
 def test_a_resumed_ownership_keeps_its_beginning() -> None:
@@ -405,15 +406,6 @@ def test_malformed_evidence_is_ignored(document: Mapping[str, object] | None) ->
     audit = Audit()
     audit.says(document)
     assert ([], Serving()) == (audit.findings, audit.memory)
-
-
-def test_evidence_of_another_log_is_ignored() -> None:
-    audit = moved()
-    audit.now_ms = AT_MS + COMES_LATE_MS
-    audit.says(served(B, 44), begin=0, reached=90, log="another")
-    assert [] == audit.findings
-    audit.says(served(B, 44), begin=0, reached=90, log="log")
-    assert ["served_without_ownership"] == audit.rules
 
 
 def test_memory_is_bounded() -> None:
