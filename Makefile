@@ -65,10 +65,12 @@ kafka-stop: setup ## Stop what `make kafka` started
 test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
 	@echo "== test: unit tests, and the branches that they cover"
 	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(COMPUTING) $(addprefix --ignore=,$(UNTRACED)) --cov --cov-report=term
-	@echo "== test: integration tests"
-	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20
-	@echo "== test: rules of the house, simulations, and decisions under another PYTHONHASHSEED, since no order of a set may leak into a decision"
-	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(COMPUTING) $(UNTRACED) $(DECIDING)
+	@echo "== test: integration tests, which mostly wait. On what they leave of the cores: rules of the house, simulations, and"
+	@echo "   decisions under another PYTHONHASHSEED, since no order of a set may leak into a decision"
+	@PYTHONHASHSEED=2 nice -n 19 $(BIN)/python -m pytest --quiet $(COMPUTING) $(UNTRACED) $(DECIDING) >.computing.log 2>&1 & computing=$$!; \
+	  trap 'kill $$computing' INT TERM; \
+	  $(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20; waited=$$?; \
+	  wait $$computing; computed=$$?; cat .computing.log; exit $$((waited || computed))
 
 test-fast: setup ## Run the tests that start no process, with few examples of each property
 	@$(FAST)
@@ -78,10 +80,8 @@ check: setup ## Check format, lint, types and the arrows between packages
 	@$(BIN)/python -m ruff format --check --quiet
 	@echo "== check: ruff (lint)"
 	@$(BIN)/python -m ruff check --quiet
-	@echo "== check: mypy (strict)"
-	@$(BIN)/python -m mypy
-	@echo "== check: basedpyright (what users see of the types)"
-	@$(BIN)/basedpyright --warnings
+	@echo "== check: mypy (strict), and basedpyright (what users see of the types)"
+	@$(BIN)/python -m mypy & mypy=$$!; $(BIN)/basedpyright --warnings; users=$$?; wait $$mypy; ours=$$?; exit $$((users || ours))
 	@echo "== check: import-linter (arrows)"
 	@$(BIN)/lint-imports --no-logo
 
@@ -143,5 +143,5 @@ fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECOND
 clean: ## Remove .venv, the local Kafka, and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv, the local Kafka and caches"
 	@if test -d .kafka; then $(PYTHON) -m compose.local_kafka stop --kill; fi
-	@rm -rf .kafka .venv build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .kafka .venv build dist site htmlcov .computing.log .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -56,12 +56,11 @@ def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
     assert {"first"} == instance_ids_of_dead(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_death_releases_the_directory_at_once(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_death_releases_the_directory_at_once(tmp_path: Path) -> None:
     """With its instance id."""
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
-        holder.send_signal(number)
+        holder.kill()
         holder.wait(DEADLINE_SECONDS)
         assert {"first"} == instance_ids_of_dead(tmp_path)
         with DataDirectory(tmp_path) as directory:

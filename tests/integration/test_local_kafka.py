@@ -34,17 +34,6 @@ def values(address: str, topic: str) -> list[bytes | None]:
     return [value for _, _, value in read_all(address, topic)]
 
 
-def test_all_threads_of_a_suspended_node_are_stopped(own_kafka: OwnKafka) -> None:
-    """They are stopped when `suspend` returns."""
-    node = own_kafka.cluster.node(1)
-    for _ in range(10):
-        node.suspend()
-        threads = Path(f"/proc/{node.pid}/task").glob("*/stat")
-        states = {thread.read_text().rpartition(")")[2].split()[0] for thread in threads}
-        node.resume()
-        assert {"T"} == states
-
-
 def test_laying_out_a_running_folder_returns_its_kafka(own_kafka: OwnKafka) -> None:
     """Other settings are refused."""
     folder, layout = own_kafka.cluster.folder, own_kafka.cluster.layout

@@ -109,17 +109,3 @@ def test_the_output_of_a_node_that_cannot_start_is_in_the_error(
     with pytest.raises(LocalKafkaError, match="the second reason") as caught:
         failing.wait_ready()
     assert "the first reason" not in str(caught.value)
-
-
-def test_a_process_during_exec_is_not_taken_for_gone(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no command line for a moment."""
-    monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
-    script(programs, "java", 'exec "$0" "$@"')
-    loading = node(tmp_path)
-    loading.begin()
-    try:
-        assert [] == [look for look in range(2_000) if loading.pid is None]
-    finally:
-        loading.kill()

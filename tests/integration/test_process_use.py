@@ -97,11 +97,3 @@ def test_a_network_of_unknown_speed_is_told_once(
         record for record in caplog.records if record.name == "equipoise.brokers.load.process_use"
     )
     assert "reports.nic_speed_gbps" in line.message
-
-
-def test_a_speed_that_is_set_is_the_limit() -> None:
-    use = ProcessUse(broker="a")
-    use.look(at_ms=0)
-    found = use.look(at_ms=1, reported_in=25_000_000_000, reported_out=0, nic_speed_gbps=100)
-    assert found is not None
-    assert 200 == found.bandwidth_in.percent

@@ -216,13 +216,6 @@ def test_a_stopped_writer_that_is_killed_leaves_nothing(start: Start, log: Log, 
     assert [(before, b"before"), (after, b"after")] == read_all(log)
 
 
-def test_a_writer_of_another_process_wakes_a_reader(start: Start, log: Log, url: str) -> None:
-    """A wait is ended by the commit of another process."""
-    child = start("write", url, "w", "1", "1")
-    assert log.wait(FIRST_OFFSET, timeout_ms=TIMEOUT_MS)
-    assert ["ready", "1 w:0"] == child.remaining_lines()
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""

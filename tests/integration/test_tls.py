@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.client.client import Client
-from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -295,16 +293,3 @@ async def status(url: str, variables: dict[str, Path]) -> tuple[int | None, str]
     )
     printed, _ = await command.communicate()
     return command.returncode, printed.decode()
-
-
-async def test_a_start_with_a_useless_certificate_is_refused(tmp_path: Path) -> None:
-    """The ports are free again."""
-    settings = Authority(tmp_path / "ca").settings("b", days=-1)
-    config = WorkerConfig.model_validate(
-        {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "http_port": 0} | settings
-    )
-    with pytest.raises(
-        InvalidConfig, match=r"certificate has expired; renew it; correct them and start again"
-    ):
-        async with Broker(config, {"*": Heavy()}):
-            pass

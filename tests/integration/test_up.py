@@ -12,14 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from equipoise.brokers.operations.access import opened, until
-from equipoise.brokers.operations.asking import ask_at
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.free_ports import free_row
 from tests.unit.cli.fabricated import run
 
@@ -225,47 +222,6 @@ def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
-    conf = tmp_path / "broker.conf"
-    conf.write_text(
-        "loadBalancerSheddingIntervalMinutes=2\nloadBalancerBrokerLoadTargetStd=0.1\nwebServicePort=8080\n",
-        encoding="ascii",
-    )
-    cluster = Up(tmp_path, "--brokers", "1", "--service", "counter", "--broker-conf", str(conf))
-    try:
-        told = cluster.heard("broker_conf")
-        assert ([1, 2], [3], []) == tuple(
-            [entry["line"] for entry in cast("list[dict[str, object]]", told[name])]
-            for name in ("taken", "without_meaning", "not_understood")
-        )
-        cluster.heard("cluster_ready")
-        assert (
-            0 == run("balancing", "set", "transfer.target_deviation=0.2", log=cluster.log).exit_code
-        )
-        deadline = Deadline.after(timeout_ms=PATIENCE_MS)
-        while (deviation := in_force(cluster, deadline)["transfer.target_deviation"])[
-            "from"
-        ] != "channel":
-            deadline.check("the broker's reading of the settings")
-        assert (0.2, 120_000) == (
-            deviation["value"],
-            in_force(cluster, deadline)["balancing.shed_interval_ms"]["value"],
-        )
-        assert 0 == cluster.stop(), cluster.errors()
-    finally:
-        cluster.process.kill()
-        cluster.process.communicate()
-
-
-def in_force(cluster: Up, deadline: Deadline) -> dict[str, dict[str, object]]:
-    """The settings of balancing at the first broker."""
-    broker = cluster.broker(0)
-    document = json.loads(
-        ask_at(broker, f"http://{broker}", "GET", "/admin/v2/balancing", deadline=deadline).text
-    )
-    return cast("dict[str, dict[str, dict[str, object]]]", document)["settings"]
-
-
 SLOW_SERVICE = """
 import asyncio
 from equipoise.brokers.runtime.service import Service
@@ -277,12 +233,7 @@ class Slow(Service):
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)]
-)
-def test_a_second_signal_kills_the_brokers(
-    first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str
-) -> None:
+def test_a_second_signal_kills_the_brokers(tmp_path: Path, log_url: str) -> None:
     (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
     with up(
         tmp_path,
@@ -298,9 +249,9 @@ def test_a_second_signal_kills_the_brokers(
             0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
         )
         look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
-        cluster.process.send_signal(first)
+        cluster.process.send_signal(signal.SIGTERM)
         cluster.heard("stopping")
-        cluster.process.send_signal(second)
+        cluster.process.send_signal(signal.SIGINT)
         assert -signal.SIGKILL == cluster.heard("ended", cluster.broker(0))["exit_code"]
         assert (
             "down"

@@ -45,18 +45,6 @@ def checked_calls(folder: Path, *, written: bool, calls: int = 1) -> Verdict:
     return check_calls([history], store=store)
 
 
-def test_clean_calls_are_clean(tmp_path: Path) -> None:
-    """The verdict has the number of double owners and the totals."""
-    verdict = checked_calls(tmp_path, written=True)
-    assert (True, 0, {}, None) == (
-        verdict.is_clean,
-        verdict.double_owners,
-        verdict.violations,
-        verdict.problem,
-    )
-    assert (1, "clean, no violation") == (verdict.totals["acknowledged"], verdict.text)
-
-
 def test_a_lost_write_is_a_violation(tmp_path: Path) -> None:
     """The verdict has the rule, its messages and their number."""
     verdict = checked_calls(tmp_path, written=False)

@@ -9,9 +9,6 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core.codec import decode
-from equipoise.channel.core.snapshot import to_bytes
-from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import Finding
@@ -86,23 +83,3 @@ def test_the_audit_agrees_with_the_fold(walk: Walk, length: int, cut: int) -> No
     assert [] == findings_of(facts)
     told = {fact.offset for fact in facts if "checked_by" in fact.context}
     assert told == {fact.offset for fact in facts if fact.subject == fact.context.get("checked_by")}
-
-
-@settings(max_examples=20, deadline=None)
-@given(walk=walks, length=st.integers(2, 240), cut=st.integers(1, 239))
-def test_the_audit_agrees_with_the_fold_from_a_snapshot_on(
-    walk: Walk, length: int, cut: int
-) -> None:
-    arrivals = arrivals_of(walk, length)
-    view = View()
-    for arrival in arrivals[:cut]:
-        apply(view, arrival.offset, decode(arrival.value or b""))
-    if view.genesis is None:
-        return
-    facts = facts_of((arrivals[cut:],), to_bytes(view))
-    assert [] == [
-        fact
-        for fact in facts
-        if fact.context.get("expected", fact.verdict) not in (fact.verdict, "not_folded")
-    ]
-    assert [] == findings_of(facts)
