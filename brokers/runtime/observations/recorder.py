@@ -24,10 +24,10 @@ from equipoise.brokers.agent.events import Event, Opened
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.observations.evidence import EvidenceFile
 from equipoise.brokers.runtime.observations.writer import (
     SERVING,
     Ended,
+    EvidenceFile,
     ObservationWriter,
     Served,
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.runtime.observations import evidence as module
-from equipoise.brokers.runtime.observations.evidence import EvidenceFile
+from equipoise.brokers.runtime.observations import writer as module
+from equipoise.brokers.runtime.observations.writer import EvidenceFile
 from equipoise.brokers.runtime.service import Evidence
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
@@ -64,8 +64,8 @@ def test_a_disk_that_hangs_does_not_delay_the_end(
         return disk.wait(PATIENCE_S)
 
     monkeypatch.setattr(EvidenceFile, "_write", hang)
-    monkeypatch.setattr(module, "_CLOSE_S", 0.01)
-    monkeypatch.setattr(module, "_LINES_MAX", 1)
+    monkeypatch.setattr(module, "CLOSE_S", 0.01)
+    monkeypatch.setattr(module, "_WAITING_MAX", 1)
     file = EvidenceFile(tmp_path / "evidence", broker="b")
     file.write(piece("x"))
     assert at_disk.wait(PATIENCE_S)
@@ -74,7 +74,7 @@ def test_a_disk_that_hangs_does_not_delay_the_end(
     file.close()
     assert "still being written" in caplog.text
     disk.set()
-    monkeypatch.setattr(module, "_CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(module, "CLOSE_S", PATIENCE_S)
     file.close()
 
 
@@ -89,8 +89,8 @@ def test_the_file_has_the_number_of_dropped_pieces(
         return disk.wait(PATIENCE_S) and write(file, lines)
 
     monkeypatch.setattr(EvidenceFile, "_write", wait)
-    monkeypatch.setattr(module, "_CLOSE_S", PATIENCE_S)
-    monkeypatch.setattr(module, "_LINES_MAX", 1)
+    monkeypatch.setattr(module, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(module, "_WAITING_MAX", 1)
     file = EvidenceFile(tmp_path / "evidence", broker="b")
     file.write(piece("x"))
     assert at_disk.wait(PATIENCE_S)

@@ -14,8 +14,7 @@ import pytest
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
-from equipoise.brokers.runtime.observations.evidence import EvidenceFile
-from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.brokers.runtime.observations.writer import SERVING, EvidenceFile
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log, open_side_log
