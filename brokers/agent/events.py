@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.log import Entry

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
     CreateNamespace,
     Intent,
     MergeBundles,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, tenant_of
+from equipoise.brokers.agent.requests import CreateNamespace, Intent, tenant_of
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
@@ -174,7 +174,7 @@ class WorkerPort:
         return self._host.placement
 
     async def propose(self, intent: Intent) -> Folded:
-        """See `Port`. Raises what `Worker.request` raises, and `Overloaded` beyond the rate of a
+        """See `Port`. Raises what `Requests.request` raises, and `Overloaded` beyond the rate of a
         tenant.
         """
         if self._requested_by is not None:

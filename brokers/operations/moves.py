@@ -12,7 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
+    STOPPABLE,
     Cancel,
     Intent,
     MergeBundles,
@@ -22,7 +23,6 @@ from equipoise.brokers.agent.intents import (
     Unload,
     subject_of,
 )
-from equipoise.brokers.agent.requests import STOPPABLE
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.placement import in_turns, places_elsewhere

@@ -17,8 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from equipoise.brokers.agent.intents import Intent, action_of, subject_of
-from equipoise.brokers.agent.requests import BY_COUNT, may_run_again, record_of, refusal, rejection
+from equipoise.brokers.agent.requests import (
+    BY_COUNT,
+    Intent,
+    action_of,
+    may_run_again,
+    record_of,
+    refusal,
+    rejection,
+    subject_of,
+)
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until

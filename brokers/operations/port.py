@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.requests import Intent, subject_of
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.operations.checks import unless_overtaken
 from equipoise.brokers.runtime.router import Opened

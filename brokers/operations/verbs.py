@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
     CreateNamespace,
     DeleteNamespace,
     Intent,

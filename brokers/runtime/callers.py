@@ -15,8 +15,14 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from equipoise.brokers.agent.core import ATTEMPTS_MAX
 from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
-from equipoise.brokers.agent.intents import Intent, action_of, subject_of
-from equipoise.brokers.agent.requests import may_run_again, refusal, rejection
+from equipoise.brokers.agent.requests import (
+    Intent,
+    action_of,
+    may_run_again,
+    refusal,
+    rejection,
+    subject_of,
+)
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
@@ -188,8 +194,10 @@ class Waiting:
         what: str,
         line: Line | None = None,
     ) -> T:
-        """See `brokers.runtime.worker.Worker.until`. In a `line` it is cancelled if its `CALLER`
-        has gone.
+        """Return the first value of `condition` other than None. It is called after each change. In
+        a `line` others may be first, and the wait is cancelled if its `CALLER` has gone.
+
+        Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
         """
         deadline = Deadline.after(timeout_ms=timeout_ms)
         if line is None or not self.has_line(line):
@@ -314,7 +322,18 @@ class Requests:
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
     ) -> Folded:
-        """See `brokers.runtime.worker.Worker.request`."""
+        """Propose `intent`, retry lost races, and return the accepted record.
+
+        `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts
+        on its own.
+
+        * `Rejected`: with the reason.
+        * `OutcomeUnknown`: the result cannot be known.
+        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly
+          not appended.
+        * The errors of `Log.append`, such as `LogStorageFull`.
+        * `WorkerEnded`: the broker ended before it proposed.
+        """
         deadline = Deadline.after(timeout_ms=timeout_ms)
         race = 1
         while True:

@@ -19,11 +19,10 @@ from equipoise.brokers.agent.events import (
     PlacementChosen,
     UndrainRequested,
 )
-from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.access import Access, profile_of
 from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
-from equipoise.brokers.runtime.callers import Line, Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.load_sampler import LoadSampler
@@ -45,7 +44,6 @@ from equipoise.brokers.runtime.service_runner import (
 )
 from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
-from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
@@ -123,9 +121,12 @@ class Worker:
         for service in self.services:
             service.host = self
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
+        self.until = self._waiting.until
+        self.has_line = self._waiting.has_line
         self._requests = Requests(
             self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url
         )
+        self.request = self._requests.request
         self.loads = LoadSampler(
             self.services,
             broker=self.broker_id,
@@ -446,50 +447,12 @@ class Worker:
     def _may_deny(self) -> bool:
         return may_deny(self.agent, self.clock.now(), log_is_readable=self.log_is_available)
 
-    def has_line(self, line: Line) -> bool:
-        """Return whether callers wait in a line. Who comes now goes behind them."""
-        return self._waiting.has_line(line)
-
-    async def until(
-        self,
-        condition: Callable[[View], T | None],
-        *,
-        timeout_ms: int,
-        what: str,
-        line: Line | None = None,
-    ) -> T:
-        """Return the first value of `condition` other than None. It is called after each change. In
-        a `line` others may be first.
-
-        Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
-        """
-        return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what, line=line)
-
     async def reached(self, offset: int, *, timeout_ms: int) -> None:
         """Wait until `offset` is folded, to read your own writes."""
         await self.until(
             lambda view: view.offset >= offset or None,
             timeout_ms=timeout_ms,
             what=f"offset {offset} being read",
-        )
-
-    async def request(
-        self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
-    ) -> Folded:
-        """Propose `intent`, retry lost races, and return the accepted record.
-
-        `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts
-        on its own.
-
-        * `Rejected`: with the reason.
-        * `OutcomeUnknown`: the result cannot be known.
-        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly
-          not appended.
-        * The errors of `Log.append`, such as `LogStorageFull`.
-        * `WorkerEnded`: the broker ended before it proposed.
-        """
-        return await self._requests.request(
-            intent, timeout_ms=timeout_ms, requested_by=requested_by
         )
 
     @property

@@ -43,8 +43,8 @@ from equipoise.brokers.agent.events import (
     Requested,
     Resynced,
 )
-from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.leading import Batches
+from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.testing.shared_log import SharedLog

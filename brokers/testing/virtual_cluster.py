@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from equipoise.brokers.agent.events import Tick, Wanted
-from equipoise.brokers.agent.intents import Unload
+from equipoise.brokers.agent.requests import Unload
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE

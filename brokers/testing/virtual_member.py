@@ -15,8 +15,7 @@ from typing import Final, TypeVar
 from equipoise.brokers.agent.effects import Answered, Effect
 from equipoise.brokers.agent.events import DrainRequested, Event, Instant, UndrainRequested, Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.intents import Intent, action_of, subject_of
-from equipoise.brokers.agent.requests import refusal, rejection
+from equipoise.brokers.agent.requests import Intent, action_of, refusal, rejection, subject_of
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.callers import Line
@@ -218,7 +217,7 @@ class Member(AgentHost):
     async def request(
         self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
     ) -> Folded:
-        """Propose `intent` as `brokers.runtime.worker.Worker.request` does, but once."""
+        """Propose `intent` as `brokers.runtime.callers.Requests.request` does, but once."""
         ticket = self.submit(intent, requested_by=requested_by)
         answered = await self.until(
             lambda _: self._answers.pop(ticket, None),

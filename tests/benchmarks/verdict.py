@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
+from equipoise.brokers.agent.requests import CreateNamespace, SetPolicy
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries

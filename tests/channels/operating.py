@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.agent.requests import BY_COUNT, record_of, refusal
+from equipoise.brokers.agent.requests import BY_COUNT, Intent, record_of, refusal
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener, T

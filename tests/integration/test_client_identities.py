@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from compose.local_kafka.node import Node
-from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
+from equipoise.brokers.agent.requests import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
 from equipoise.brokers.runtime.config import WorkerConfig

@@ -15,7 +15,7 @@ from threading import Event
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.agent.requests import CreateNamespace, Transfer
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.agent.requests import CreateNamespace, Transfer
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime.broker import Broker

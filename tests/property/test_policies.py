@@ -11,8 +11,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.agent.intents import SetPolicy, Unset
-from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.agent.requests import SetPolicy, Unset, record_of
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.records import AnyRecord, Reason
 from tests.channels.folding import NAMESPACE, Channel, channel_with

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from schemathesis import APIOperation, Case, GenerationMode, checks, openapi
 from schemathesis.core.result import Ok
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.loop_thread import InThread

@@ -12,7 +12,7 @@ from typing import Final
 
 from equipoise.brokers.agent.events import DrainRequested, Tick, UndrainRequested, Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -23,8 +23,8 @@ from equipoise.brokers.agent.intents import (
     StartDeletingNamespace,
     Transfer,
     Unload,
+    record_of,
 )
-from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.policies import MAINTENANCE, control_document
 from equipoise.brokers.balancing.splitting.split_points import (

@@ -27,7 +27,7 @@ from equipoise.brokers.agent.effects import (
 )
 from equipoise.brokers.agent.events import Event, Instant, Tick
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed

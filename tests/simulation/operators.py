@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from equipoise.brokers.agent.events import DrainRequested
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
     Cancel,
     CreateNamespace,
     DeleteNamespace,

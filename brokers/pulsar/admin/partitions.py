@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from equipoise.brokers.agent.intents import SetPolicy
+from equipoise.brokers.agent.requests import SetPolicy
 from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected, address_taken
 from equipoise.brokers.runtime.broker import Broker

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
+from equipoise.brokers.agent.requests import Intent, MoveAway, Transfer
 from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
 from equipoise.brokers.balancing.moves import moved_in

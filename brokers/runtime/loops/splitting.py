@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Final
 
-from equipoise.brokers.agent.intents import MergeBundles, MoveAway, SplitBundle
+from equipoise.brokers.agent.requests import MergeBundles, MoveAway, SplitBundle
 from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import places_elsewhere

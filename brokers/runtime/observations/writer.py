@@ -103,7 +103,9 @@ class BackgroundWriter(Generic[ItemT]):
         self._dropped = 0
         self._dropped_reported = 0
         self.closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name.split()[0], daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=name.split(maxsplit=1)[0], daemon=True
+        )
         self._thread.start()
 
     def put(self, item: ItemT) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from equipoise.brokers.agent import leading
-from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.agent.requests import SetClusterPolicy
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.policies import control_document
 from equipoise.brokers.balancing.quarantine import is_quarantined

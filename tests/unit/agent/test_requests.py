@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
     Cancel,
     CreateNamespace,
     DeleteNamespace,
@@ -17,9 +17,9 @@ from equipoise.brokers.agent.intents import (
     StartDeletingNamespace,
     Transfer,
     Unload,
+    record_of,
     subject_of,
 )
-from equipoise.brokers.agent.requests import record_of
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document, Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.agent.intents import SetClusterPolicy, SetSettings
+from equipoise.brokers.agent.requests import SetClusterPolicy, SetSettings
 from equipoise.brokers.balancing.policies import parse_policy, quarantine_document, quarantine_key
 from equipoise.brokers.balancing.quarantine import is_quarantined, quarantined_in
 from equipoise.brokers.errors import InvalidPolicy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.operations import moves, on_channel
 from equipoise.brokers.operations.access import Access
 from equipoise.channel.core import propose

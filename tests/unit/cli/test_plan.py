@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.balancing.policies import (
     control_document,
     quarantine_document,

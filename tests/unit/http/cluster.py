@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.app import make_app, served
 from equipoise.brokers.runtime.config import WorkerConfig

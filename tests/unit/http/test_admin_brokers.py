@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.agent.requests import SetClusterPolicy
 from equipoise.brokers.balancing.policies import isolation_document
 from equipoise.brokers.runtime import service_runner
 from equipoise.channel.core.errors import LogUnavailable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.agent.requests import SetClusterPolicy
 from equipoise.brokers.balancing.policies import quarantine_document, quarantine_key
 from equipoise.channel.core.records import PolicyRecord
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, post, told, until

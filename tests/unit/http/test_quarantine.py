@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy
+from equipoise.brokers.agent.requests import CreateNamespace, SetClusterPolicy
 from equipoise.brokers.balancing.policies import quarantine_key
 from equipoise.brokers.balancing.quarantine import is_quarantined
 from equipoise.channel.core.errors import PeerError

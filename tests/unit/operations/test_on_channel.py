@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.agent.requests import RACES_MAX
+from equipoise.brokers.agent.requests import RACES_MAX, Intent
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, until
 from equipoise.brokers.operations.moves import UNLOADS_AT_ONCE, cancel, split, unload_all

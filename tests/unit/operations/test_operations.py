@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.brokers.agent.intents import (
+from equipoise.brokers.agent.requests import (
+    RACES_MAX,
     Cancel,
     CreateNamespace,
     DeleteNamespace,
@@ -18,8 +19,9 @@ from equipoise.brokers.agent.intents import (
     StartDeletingNamespace,
     Transfer,
     Unload,
+    may_run_again,
+    rejection,
 )
-from equipoise.brokers.agent.requests import RACES_MAX, may_run_again, rejection
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.errors import (

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from typer.testing import Result
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin
 from equipoise.brokers.pulsar.server import Server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy, Transfer
+from equipoise.brokers.agent.requests import CreateNamespace, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.policies import pin_document
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.runtime.broker import Broker

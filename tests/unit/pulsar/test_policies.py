@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.pulsar import served
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, ServerError
 from equipoise.brokers.runtime.service import Bundle
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.core.reader import Folded
 from tests.unit.http.cluster import until
@@ -162,16 +161,14 @@ async def test_all_properties_of_a_request_are_set_within_one_deadline(
     running: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes 100 ms here, and a request has 300."""
-    usual = Worker.request
-
-    async def slow(
-        worker: Worker, intent: Intent, *, timeout_ms: int, requested_by: str | None
-    ) -> Folded:
-        await asyncio.sleep(0.1)
-        return await usual(worker, intent, timeout_ms=timeout_ms, requested_by=requested_by)
-
-    monkeypatch.setattr(Worker, "request", slow)
     (member,) = running.members
+    usual = member.worker.request
+
+    async def slow(intent: Intent, *, timeout_ms: int, requested_by: str | None) -> Folded:
+        await asyncio.sleep(0.1)
+        return await usual(intent, timeout_ms=timeout_ms, requested_by=requested_by)
+
+    monkeypatch.setattr(member.worker, "request", slow)
     assert (
         504
         == (

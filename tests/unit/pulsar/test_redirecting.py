@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from equipoise.brokers.agent.intents import Transfer
+from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.channel.core.ranges import topic_hash

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.pulsar import connections as module
 from equipoise.brokers.pulsar.connections import Pool
 from equipoise.brokers.pulsar.link import ClientLink

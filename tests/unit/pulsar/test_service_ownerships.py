@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import patch
 
-from equipoise.brokers.agent.intents import MergeBundles, SetSettings, SplitBundle
+from equipoise.brokers.agent.requests import MergeBundles, SetSettings, SplitBundle
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.splitting.split_points import (
     FLOW_OR_QPS_EQUALLY_DIVIDE,

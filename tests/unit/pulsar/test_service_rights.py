@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from equipoise.brokers.agent.intents import MergeBundles, Transfer
+from equipoise.brokers.agent.requests import MergeBundles, Transfer
 from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicState

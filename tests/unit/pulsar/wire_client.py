@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.agent.requests import CreateNamespace, Transfer
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
-from equipoise.brokers.agent.intents import DeleteNamespace
+from equipoise.brokers.agent.requests import DeleteNamespace
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime import callers as module
 from equipoise.brokers.runtime.callers import CALLER, Caller, Line, Listeners, Requests, Waiting

@@ -22,7 +22,7 @@ from equipoise.brokers.runtime.config import (
     SETTLE_MS_MAX,
     WorkerConfig,
 )
-from equipoise.brokers.runtime.observations import evidence
+from equipoise.brokers.runtime.observations import writer
 from equipoise.channel.core.errors import EquipoiseError
 
 
@@ -337,7 +337,7 @@ def test_the_steps_of_a_stop_fit_into_its_bound() -> None:
         ),
         *(
             worker._LAST_RECORDS_MS,  # noqa: SLF001
-            2 * evidence._CLOSE_S * 1_000,  # noqa: SLF001
+            2 * writer.CLOSE_S * 1_000,
             worker._LAST_RECORDS_MS,  # noqa: SLF001
         ),
         *(2 * app.SHUTDOWN_S * 1_000, connections._CLOSE_S * 1_000),  # noqa: SLF001

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.agent.requests import CreateNamespace, Transfer
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import WorkerEnded

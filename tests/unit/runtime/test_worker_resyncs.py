@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import SplitBundle
+from equipoise.brokers.agent.requests import SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.http.assignment import AssignmentFeed
 from equipoise.brokers.operations.in_worker import Operations

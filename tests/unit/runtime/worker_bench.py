@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.agent.intents import SetSettings, subject_of
-from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.agent.requests import SetSettings, record_of, subject_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.balancing.settings.setting_values import (
     NAMESPACES_MAX,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import Cancel, SetClusterPolicy, Transfer
+from equipoise.brokers.agent.requests import Cancel, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES

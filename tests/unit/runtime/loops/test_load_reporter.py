@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import Transfer
+from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.topics import LOADS

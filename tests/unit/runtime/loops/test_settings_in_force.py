@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import SetSettings
+from equipoise.brokers.agent.requests import SetSettings
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.operations.on_channel import submit

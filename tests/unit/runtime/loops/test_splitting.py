@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.agent.requests import SetClusterPolicy
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
