@@ -35,8 +35,7 @@ POLICY: Final[dict[str, Any]] = {
     "expected_offset": 1,
 }
 LEVEL: Final[dict[str, Any]] = {"kind": "level", "key": "level", "raises_to": 2}
-MERGE: Final[dict[str, Any]] = {"kind": "merge", "key": BUNDLE, "right": RIGHT}
-MERGE |= {"expected_offset_right": 1}
+MERGE: Final[dict[str, Any]] = {
     "kind": "merge",
     "key": BUNDLE,
     "right": RIGHT,
