@@ -68,147 +68,112 @@ def test_a_name_in_the_certificate_may_stand_for_many(tmp_path: Path) -> None:
     assert used.server is not None
 
 
-def expired(authority: Authority) -> TlsFiles:
-    return files_of(authority, authority.issue("b", days=-1))
+def of(authority: Authority, *names: str, days: float = 1, **changes: Path | None) -> TlsFiles:
+    """Return the files of a broker `b`, with some of them changed."""
+    return replace(files_of(authority, authority.issue("b", *names, days=days)), **changes)
 
 
-def of_another_host(authority: Authority) -> TlsFiles:
-    return files_of(authority, authority.issue("b", "other.test"))
-
-
-def of_another_ca(authority: Authority) -> TlsFiles:
-    foreign = Authority(authority.ca.parent / "foreign")
-    return files_of(authority, foreign.issue("b"))
-
-
-def of_no_known_ca(authority: Authority) -> TlsFiles:
-    certificate, key = authority.issue("b")
-    return TlsFiles(certificate=certificate, key=key)
-
-
-def with_another_key(authority: Authority) -> TlsFiles:
-    return files_of(authority, (authority.issue("b")[0], authority.issue("other")[1]))
-
-
-def missing(authority: Authority) -> TlsFiles:
-    certificate, key = authority.issue("b")
-    key.unlink()
-    return files_of(authority, (certificate, key))
-
-
-def no_pem(authority: Authority) -> TlsFiles:
-    certificate, key = authority.issue("b")
-    certificate.write_text("no certificate")
-    return files_of(authority, (certificate, key))
-
-
-def no_ca(authority: Authority) -> TlsFiles:
-    files = files_of(authority, authority.issue("b"))
-    authority.ca.write_text("")
+def damaged(files: TlsFiles, name: str, content: bytes) -> TlsFiles:
+    """Return the files, one of which now has another content."""
+    path = getattr(files, name)
+    assert isinstance(path, Path)
+    path.write_bytes(content)
     return files
 
 
-def giant(authority: Authority) -> TlsFiles:
-    files = files_of(authority, authority.issue("b"))
-    authority.ca.write_bytes(b"#" * (1 << 21))
-    return files
+def foreign(authority: Authority) -> Authority:
+    return Authority(authority.ca.parent / "foreign")
 
 
 def revoked(authority: Authority) -> TlsFiles:
-    files = files_of(authority, authority.issue("b"))
+    files = of(authority)
     assert files.certificate is not None
     return replace(files, crl=authority.revoke(files.certificate))
 
 
-def crl_too_old(authority: Authority) -> TlsFiles:
-    return replace(files_of(authority, authority.issue("b")), crl=authority.revoke(days=-1))
+# The header alone makes OpenSSL ask for the password.
+ENCRYPTED = b"""-----BEGIN RSA PRIVATE KEY-----
+Proc-Type: 4,ENCRYPTED
+DEK-Info: AES-128-CBC,00112233445566778899AABBCCDDEEFF
 
-
-def crl_of_another_ca(authority: Authority) -> TlsFiles:
-    foreign = Authority(authority.ca.parent / "foreign")
-    return replace(files_of(authority, authority.issue("b")), crl=foreign.revoke())
-
-
-def crl_with_a_certificate(authority: Authority) -> TlsFiles:
-    crl = authority.revoke()
-    crl.write_bytes(crl.read_bytes() + Authority(authority.ca.parent / "foreign").ca.read_bytes())
-    return replace(files_of(authority, authority.issue("b")), crl=crl)
-
-
-def crl_that_is_the_ca(authority: Authority) -> TlsFiles:
-    return replace(files_of(authority, authority.issue("b")), crl=authority.ca)
-
-
-def no_crl(authority: Authority) -> TlsFiles:
-    return replace(files_of(authority, authority.issue("b")), crl=authority.ca.parent / "nowhere")
-
-
-def encrypted(authority: Authority) -> TlsFiles:
-    certificate, key = authority.issue("b")
-    # The header alone makes OpenSSL ask for the password.
-    block = (
-        "-----BEGIN {0}-----\nProc-Type: 4,ENCRYPTED\nDEK-Info:"
-        " AES-128-CBC,00112233445566778899AABBCCDDEEFF\n\nAAAA\n-----END {0}-----\n"
-    )
-    key.write_text(block.format("RSA PRIVATE KEY"))
-    return files_of(authority, (certificate, key))
+AAAA
+-----END RSA PRIVATE KEY-----
+"""
+REFUSED = r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate"
+NO_LISTS = "must hold revocation lists, and no certificates"
 
 
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
+        (lambda authority: of(authority, days=-1), rf"{REFUSED} has expired; renew it"),
         (
-            expired,
-            (
-                r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate"
-                r" has expired; renew it"
-            ),
-        ),
-        (
-            of_another_host,
+            lambda authority: of(authority, "other.test"),
             (
                 r"tls_certificate: .*mismatch, certificate is not valid for '127\.0\.0\.1'; use a"
                 r" certificate that has this host"
             ),
         ),
-        (of_another_ca, r"tls_certificate: .*unable to get local issuer certificate; trust its CA"),
-        (of_no_known_ca, r"tls_certificate: .*(issuer|self-signed).*; trust its CA"),
-        (with_another_key, r"tls_key: .*other\.key is not the key of .*b\.pem"),
-        (missing, r"tls_key: .*b\.key cannot be read: No such file"),
         (
-            no_pem,
+            lambda authority: files_of(authority, foreign(authority).issue("b")),
+            r"tls_certificate: .*unable to get local issuer certificate; trust its CA",
+        ),
+        (
+            lambda authority: of(authority, ca=None),
+            r"tls_certificate: .*(issuer|self-signed).*; trust its CA",
+        ),
+        (
+            lambda authority: of(authority, key=authority.issue("other")[1]),
+            r"tls_key: .*other\.key is not the key of .*b\.pem",
+        ),
+        (
+            lambda authority: of(authority, key=authority.ca.parent / "nowhere"),
+            r"tls_key: .*nowhere cannot be read: No such file",
+        ),
+        (
+            lambda authority: damaged(of(authority), "certificate", b"no"),
             r"tls_certificate: .*b\.pem and .*b\.key are no certificate and key in PEM format",
         ),
-        (no_ca, r"tls_ca: .*ca\.pem has no certificates in PEM format"),
-        (giant, r"tls_ca: .*ca\.pem has more than 1048576 bytes"),
         (
-            revoked,
-            (
-                r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate"
-                r" revoked; use another one"
-            ),
+            lambda authority: damaged(of(authority), "ca", b""),
+            r"tls_ca: .*ca\.pem has no certificates in PEM format",
         ),
         (
-            crl_too_old,
+            lambda authority: damaged(of(authority), "ca", b"#" * (1 << 21)),
+            r"tls_ca: .*ca\.pem has more than 1048576 bytes",
+        ),
+        (revoked, rf"{REFUSED} revoked; use another one"),
+        (
+            lambda authority: of(authority, crl=authority.revoke(days=-1)),
             (
                 r"tls_certificate: .*CRL has expired; replace tls_crl by the current revocation"
                 r" list of its CA"
             ),
         ),
         (
-            crl_of_another_ca,
+            lambda authority: of(authority, crl=foreign(authority).revoke()),
             (
                 r"tls_certificate: .*unable to get certificate CRL; put the current revocation list"
                 r" of its CA into tls_crl"
             ),
         ),
         (
-            crl_with_a_certificate,
-            r"tls_crl: .*crl\.pem must hold revocation lists, and no certificates",
+            lambda authority: damaged(
+                of(authority, crl=authority.revoke()),
+                "crl",
+                authority.revoke().read_bytes() + foreign(authority).ca.read_bytes(),
+            ),
+            rf"tls_crl: .*crl\.pem {NO_LISTS}",
         ),
-        (crl_that_is_the_ca, r"tls_crl: .*ca\.pem must hold revocation lists, and no certificates"),
-        (no_crl, r"tls_crl: .*nowhere cannot be read: No such file"),
-        (encrypted, r"tls_key: .*b\.key is encrypted; decrypt it"),
+        (lambda authority: of(authority, crl=authority.ca), rf"tls_crl: .*ca\.pem {NO_LISTS}"),
+        (
+            lambda authority: of(authority, crl=authority.ca.parent / "nowhere"),
+            r"tls_crl: .*nowhere cannot be read: No such file",
+        ),
+        (
+            lambda authority: damaged(of(authority), "key", ENCRYPTED),
+            r"tls_key: .*b\.key is encrypted; decrypt it",
+        ),
     ],
 )
 def test_files_that_cannot_be_used_are_refused_at_the_start(

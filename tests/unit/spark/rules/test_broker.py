@@ -2,46 +2,172 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
 from equipoise.spark_jobs.rules.broker import FORGOTTEN_AFTER_MS
 from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
 from tests.unit.spark.rules.broker_facts import BrokerStory
 
-
-def test_an_honest_broker_breaks_no_rule() -> None:
-    story = BrokerStory().joined()
-    story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2})
-    story.own()
-    story.own(verdict="stale")
-    story.member("draining", after={"status": "draining", "incarnation": 1, "last": 5})
-    story.member("left", after={"status": "left", "incarnation": 1, "last": 6})
-    story.member("joined", after={"status": "up", "incarnation": 7, "last": 7})
-    story.member("renewed")
-    assert [] == story.findings
-
-
-def test_records_signed_by_an_unknown_incarnation_are_held_back() -> None:
-    story = BrokerStory().joined()
-    judged = {"checked_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
-    record = {
-        "kind": "broker",
-        "key": "b1",
-        "status": "left",
-        "expected_offset": 1,
-        "publisher": "b9",
-        "incarnation": 77,
-        "sequence": 1,
-    }
-    for _ in range(REPORTED_MAX + 7):
-        story.tell(record, verdict="dead_publisher", context=judged)
-    assert ["baseless"] * REPORTED_MAX == [rule for rule, _ in story.found]
+UP: Final = {"status": "up", "incarnation": 1}
+JUDGED: Final = {"checked_by": "broker:b1", "expected": "dead_publisher", "publisher": "never"}
+LEFT: Final = {
+    "kind": "broker",
+    "key": "b1",
+    "status": "left",
+    "expected_offset": 1,
+    "publisher": "b9",
+    "incarnation": 77,
+    "sequence": 1,
+}
 
 
-def test_a_duplicated_record_is_no_reused_number() -> None:
+def again(story: BrokerStory, **fields: str) -> int:
+    """A record with the number of the last one."""
+    story.sequence -= 1
+    return story.own(**fields)
+
+
+def anew(story: BrokerStory, **fields: str) -> int:
+    """A record with the first number."""
+    story.sequence = 0
+    return story.own(**fields)
+
+
+def before_the_audit(story: BrokerStory) -> None:
+    """The audit uses only what it has read of such a broker."""
+    story.incarnation, story.last, story.offset = 40, 90, 100
+
+
+@pytest.mark.parametrize(
+    ("story", "tell", "found"),
+    [
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.member("renewed", after={**UP, "last": 2}),
+                story.own(),
+                story.own(verdict="stale"),
+                story.member("draining", after={**UP, "status": "draining", "last": 5}),
+                story.member("left", after={**UP, "status": "left", "last": 6}),
+                story.member("joined", after={"status": "up", "incarnation": 7, "last": 7}),
+                story.member("renewed"),
+            ],
+            [],
+            id="an honest broker",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.tell(LEFT, verdict="dead_publisher", context=JUDGED)
+                for _ in range(REPORTED_MAX + 7)
+            ],
+            [("baseless", (offset,)) for offset in range(2, REPORTED_MAX + 2)],
+            id="records of an unknown incarnation are held back",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [story.own(reason="a"), again(story, reason="a", verdict="late")],
+            [],
+            id="a duplicated record",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [story.own(reason="a"), again(story, reason="b", verdict="late")],
+            [("sequence_reused", (2, 3))],
+            id="a reused number",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.own(reason="a"),
+                story.member("left"),
+                story.member("joined"),
+                anew(story, reason="b"),
+            ],
+            [],
+            id="each incarnation has numbers of its own",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.own(sequence=9),
+                story.own(sequence=8, verdict="late"),
+                story.member("left"),
+                story.own(verdict="dead_publisher"),
+            ],
+            [],
+            id="the fold rejects late records, and those of the dead",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.member("renewed", expected="not_the_actor"),
+                story.member("renewed", expected="accepted", verdict="stale"),
+            ],
+            [("wrong_actor", (2,)), ("verdict_differs", (3,))],
+            id="a difference of verdicts",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.member("renewed"),
+                story.own(incarnation=2, verdict="dead_publisher"),
+            ],
+            [("baseless", (3,))],
+            id="an incarnation that never existed",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: [
+                story.own(),
+                *(story.member("renewed") for _ in range(3)),
+                story.member("renewed", expected_offset=3, verdict="stale"),
+                story.member("renewed", expected_offset=2, verdict="stale"),
+            ],
+            [("baseless", (2, 7))],
+            id="an expected offset where nothing was accepted; a stale one is normal",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: story.member("renewed", expected_offset=99, verdict="stale"),
+            [("baseless", (2,))],
+            id="an expected offset above the record's own",
+        ),
+        pytest.param(
+            BrokerStory().joined(),
+            lambda story: story.member("draining", after={**UP, "incarnation": 7, "last": 2}),
+            [("state_differs", (2,))],
+            id="a status that the records do not give",
+        ),
+        pytest.param(
+            BrokerStory(),
+            lambda story: [
+                before_the_audit(story),
+                story.member("renewed"),
+                story.member("down", publisher="b2", incarnation=50, sequence=9),
+            ],
+            [],
+            id="a broker from before the audit",
+        ),
+    ],
+)
+def test_what_a_broker_breaks(
+    story: BrokerStory,
+    tell: Callable[[BrokerStory], object],
+    found: list[tuple[str, tuple[int, ...]]],
+) -> None:
+    tell(story)
+    assert found == story.found
+
+
+def test_a_reused_number_has_two_causes() -> None:
     story = BrokerStory().joined()
     story.own(reason="a")
-    story.sequence -= 1
-    story.own(reason="a", verdict="late")
-    assert [] == story.findings
+    again(story, reason="b", verdict="late")
+    assert "one of them is forged, or two processes write in this name" in story.findings[0].text
 
 
 def test_removed_and_invented_brokers_are_forgotten() -> None:
@@ -55,67 +181,6 @@ def test_removed_and_invented_brokers_are_forgotten() -> None:
         [each.audit.is_blank for each in (member, removed, invented)],
         removed.findings,
     )
-
-
-def test_a_reused_number() -> None:
-    story = BrokerStory().joined()
-    first = story.own(reason="a")
-    story.sequence -= 1
-    second = story.own(reason="b", verdict="late")
-    assert [("sequence_reused", (first, second))] == story.found
-    assert "one of them is forged, or two processes write in this name" in story.findings[0].text
-
-
-def test_incarnations_have_numbers_of_their_own() -> None:
-    story = BrokerStory().joined()
-    story.own(reason="a")
-    story.member("left")
-    story.member("joined")
-    story.sequence = 0
-    story.own(reason="b")
-    assert [] == story.findings
-
-
-def test_late_records_and_those_of_a_dead_incarnation_are_normal() -> None:
-    """The fold rejects them."""
-    story = BrokerStory().joined()
-    story.own(sequence=9)
-    story.own(sequence=8, verdict="late")
-    story.member("left")
-    story.own(verdict="dead_publisher")
-    assert [] == story.findings
-
-
-def test_a_difference_of_verdicts_breaks_its_rule() -> None:
-    story = BrokerStory().joined()
-    first = story.member("renewed", expected="not_the_actor")
-    second = story.member("renewed", expected="accepted", verdict="stale")
-    assert [("wrong_actor", (first,)), ("verdict_differs", (second,))] == story.found
-
-
-def test_an_incarnation_that_never_existed() -> None:
-    story = BrokerStory().joined()
-    story.member("renewed")
-    offset = story.own(incarnation=2, verdict="dead_publisher")
-    assert [("baseless", (offset,))] == story.found
-
-
-def test_an_expected_offset_where_nothing_was_accepted() -> None:
-    """A stale one is normal."""
-    story = BrokerStory().joined()
-    story.own()
-    for _ in range(3):
-        story.member("renewed")
-    story.member("renewed", expected_offset=3, verdict="stale")
-    assert [] == story.findings
-    offset = story.member("renewed", expected_offset=2, verdict="stale")
-    assert [("baseless", (2, offset))] == story.found
-
-
-def test_an_expected_offset_above_the_records_own() -> None:
-    story = BrokerStory().joined()
-    offset = story.member("renewed", expected_offset=99, verdict="stale")
-    assert [("baseless", (offset,))] == story.found
 
 
 def test_a_digest_that_differs_is_reported_once_per_period() -> None:
@@ -146,23 +211,6 @@ def test_held_back_findings_are_counted() -> None:
     story.own(verdict="not_the_actor")
     assert REPORTED_MAX + 2 == len(story.findings)
     assert "held back" not in story.findings[-1].text
-
-
-def test_a_status_that_the_records_do_not_give() -> None:
-    story = BrokerStory().joined()
-    offset = story.member("draining", after={"status": "up", "incarnation": 7, "last": 2})
-    assert [("state_differs", (offset,))] == story.found
-
-
-def test_a_broker_from_before_the_audit() -> None:
-    """The audit uses only what it has read of such a broker."""
-    story = BrokerStory()
-    story.incarnation, story.last = 40, 90
-    story.offset = 100
-    story.member("renewed")
-    story.member("down", publisher="b2", incarnation=50, sequence=9)
-    assert [] == story.findings
-    assert "down" == story.memory.status
 
 
 def test_the_folds_state_is_adopted_at_the_first_fact() -> None:
