@@ -42,29 +42,6 @@ def offset_of(view: View) -> int | None:
     return view.offset if view.offset >= 0 else None
 
 
-async def test_a_change_wakes_a_waiter() -> None:
-    view = View()
-    waiting = Waiting(lambda: view, broker="b")
-    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
-    await asyncio.sleep(0)
-    view.offset = 7
-    waiting.changed()
-    assert 7 == await waiter
-    assert 7 == await waiting.until(offset_of, timeout_ms=0, what="something")
-
-
-async def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
-    waiting = Waiting(View, broker="b")
-    with pytest.raises(DeadlineExceeded, match="something did not happen"):
-        await waiting.until(offset_of, timeout_ms=1, what="something")
-    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
-    await asyncio.sleep(0)
-    waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
-    for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
-        with pytest.raises(WorkerEnded, match="has left"):
-            await late
-
-
 async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled one makes room. A condition that holds already needs none."""
     monkeypatch.setattr(module, "WAITERS_MAX", 2)
@@ -208,12 +185,16 @@ async def test_the_end_of_a_connection_cancels_what_waits_for_it(is_first: bool)
     assert ["here", "done"] == begun
 
 
-async def test_the_end_of_a_broker_ends_its_lines() -> None:
+async def test_the_end_of_a_broker_ends_its_waiters() -> None:
+    """In lines and outside, and those that come later."""
     bundle = Bundle()
     waits = [bundle.wait() for _ in range(3)]
+    waits.append(
+        asyncio.create_task(bundle.waiting.until(bundle.look, timeout_ms=LONG_MS, what="it"))
+    )
     await turns(2)
     bundle.waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
-    for wait in waits:
+    for wait in (*waits, bundle.wait()):
         with pytest.raises(WorkerEnded, match="has left"):
             await wait
 
@@ -250,23 +231,6 @@ async def test_a_lost_race_is_retried_a_few_times() -> None:
         with pytest.raises(Rejected) as caught:
             await agent.requests.request(INTENT, timeout_ms=LONG_MS)
         assert (reasons[0], min(len(reasons), 5)) == (caught.value.reason, len(agent.asked))
-
-
-async def test_the_end_of_a_broker_ends_its_requests() -> None:
-    """A pending one is unknown. A later one proposes nothing."""
-    end = WorkerEnded(broker="b", problem="rust")
-    agent = Agent()
-    pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
-    await asyncio.sleep(0)
-    agent.requests.end(end)
-    with pytest.raises(
-        OutcomeUnknown, match="broker b ended before it was read back: rust"
-    ) as unknown:
-        await pending
-    assert ("t/n", end) == (unknown.value.subject, unknown.value.__cause__)
-    with pytest.raises(WorkerEnded) as caught:
-        await agent.requests.request(INTENT, timeout_ms=LONG_MS)
-    assert (end, 1) == (caught.value, len(agent.asked))
 
 
 async def test_an_answer_before_the_end_counts() -> None:

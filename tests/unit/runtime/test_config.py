@@ -162,17 +162,6 @@ def test_a_certificate_turns_the_addresses_to_tls() -> None:
     )
 
 
-def test_settings_of_tls_need_each_other() -> None:
-    """No file is read for that."""
-    assert "tls_key: it is missing, but tls_certificate is set" in problem(tls_certificate="b.pem")
-    assert "tls_certificate: it is missing, but tls_key is set" in problem(tls_key="b.key")
-    assert "tls_certificate: the name is empty" in problem(tls_certificate="", tls_key="b.key")
-    text = problem(tls_require_client_certificate=True)
-    assert "tls_certificate: it is missing, but clients must present a certificate" in text
-    assert "tls_ca: it is missing, but clients must present a certificate" in text
-    assert config(tls_ca="ca.pem").tls_files.ca == Path("ca.pem")
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - refused is what it is
 def test_all_addresses_need_an_advertised_host(host: str) -> None:
     assert "advertised_host: " in problem(host=host, insecure=True)
@@ -242,11 +231,17 @@ def test_an_invalid_value_is_refused_with_its_setting(setting: str, value: objec
 
 
 KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
+MUTUAL = {"tls_require_client_certificate": True}
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        ({"tls_certificate": "b.pem"}, "tls_key: it is missing, but tls_certificate is set"),
+        ({"tls_key": "b.key"}, "tls_certificate: it is missing, but tls_key is set"),
+        ({"tls_certificate": "", "tls_key": "b.key"}, "tls_certificate: the name is empty"),
+        (MUTUAL, "tls_certificate: it is missing, but clients must present a certificate"),
+        (MUTUAL, "tls_ca: it is missing, but clients must present a certificate"),
         (
             {"authentication": True, **OWN},
             (
@@ -279,14 +274,15 @@ KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
         ),
     ],
 )
-def test_half_of_authentication_is_refused(settings: dict[str, object], expected: str) -> None:
+def test_settings_that_need_others_are_refused_without_them(settings: dict[str, object], expected: str) -> None:
     found = problem(**settings)
     assert (True, False) == (expected in found, "hush" in found)
 
 
-def test_brokers_may_send_tokens_before_they_ask_for_them() -> None:
+def test_what_a_broker_sends_needs_no_other_setting() -> None:
     """So authentication can be switched on in a running cluster."""
     assert not config(**OWN).authentication
+    assert config(tls_ca="ca.pem").tls_files.ca == Path("ca.pem")
 
 
 def test_secrets_are_never_printed() -> None:

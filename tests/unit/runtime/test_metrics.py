@@ -154,9 +154,3 @@ def test_alarms_are_counted_by_name() -> None:
     counted.metrics.alarm(AlarmName.OWN_DEATH)
     counted.metrics.alarm(AlarmName.OWN_DEATH)
     assert 2 == counted.sample("equipoise_alarms_total", alarm="own_death")
-
-
-def test_two_workers_of_one_process_have_separate_metrics() -> None:
-    one, other = Counted(channel_with("owner")), Counted(channel_with("owner"))
-    one.metrics.lookup(LookupOutcome.ANSWERED, started_ns=0)
-    assert 0 == other.sample("equipoise_lookup_duration_seconds_count", outcome="answered")

@@ -73,22 +73,12 @@ def test_work_that_passes_both_checks_is_recorded() -> None:
     ] == seen
 
 
-def test_work_does_not_start_without_a_good_handle() -> None:
-    clock = clock_at_start()
-    closed = opened()
-    closed.is_open = False
-    with pytest.raises(OwnershipLost, match="closed here"):
-        Ownership(closed, clock=clock).begin(LEFT_KEY)
-    clock.boot_ms = 4_000
-    with pytest.raises(OwnershipLost, match="lease of this broker has run out"):
-        Ownership(opened(), clock=clock).begin(LEFT_KEY)
-
-
 @pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
-def test_work_is_not_answered_once_the_handle_is_lost(way: str) -> None:
+def test_work_is_not_begun_or_answered_once_the_handle_is_lost(way: str) -> None:
     clock, lease, seen = clock_at_start(), good_lease(), list[Evidence]()
     handle = opened(lease=lease)
-    work = Ownership(handle, clock=clock, record=seen.append).begin(LEFT_KEY)
+    ownership = Ownership(handle, clock=clock, record=seen.append)
+    work = ownership.begin(LEFT_KEY)
     if way == "closed":
         handle.is_open = False
     elif way == "lease":
@@ -97,18 +87,21 @@ def test_work_is_not_answered_once_the_handle_is_lost(way: str) -> None:
         clock.ahead_ms = 251
     else:
         lease.lose()
-    with pytest.raises(OwnershipLost) as lost:
-        work.finish()
-    assert (handle.bundle, 9) == (lost.value.bundle, lost.value.token)
+    problem = "closed here" if way == "closed" else "lease of this broker has run out"
+    for lost_work in (work.finish, lambda: ownership.begin(LEFT_KEY)):
+        with pytest.raises(OwnershipLost, match=problem) as lost:
+            lost_work()
+        assert (handle.bundle, 9) == (lost.value.bundle, lost.value.token)
     assert [] == seen
 
 
-def test_work_goes_on_over_a_split() -> None:
+def test_work_goes_on_over_splits_unless_its_child_moves_away() -> None:
     """Under the child that holds its key. Also over a second split."""
     lease, seen = good_lease(), list[Evidence]()
     whole = opened(lease=lease)
     ownership = Ownership(whole, clock=clock_at_start(), record=seen.append)
     left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
+    lost_work = ownership.begin(RIGHT_KEY)
     left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
     replaced((whole,), (left, right))
     cut = MIDDLE // 2
@@ -118,19 +111,9 @@ def test_work_goes_on_over_a_split() -> None:
     right_work.finish()
     holder = next(part for part in parts if part.low <= key_hash(LEFT_KEY) < part.high)
     assert [holder.bundle, right.bundle] == [evidence.bundle for evidence in seen]
-
-
-def test_work_is_lost_with_the_child_that_moves_away() -> None:
-    lease = good_lease()
-    whole = opened(lease=lease)
-    ownership = Ownership(whole, clock=clock_at_start())
-    left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
-    left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
-    replaced((whole,), (left, right))
     right.is_open = False
-    left_work.finish()
     with pytest.raises(OwnershipLost, match="closed here"):
-        right_work.finish()
+        lost_work.finish()
 
 
 def test_a_merge_keeps_work_under_the_greater_token_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import orjson
+import pytest
 
 from equipoise.brokers.agent.effects import Abandon, Close, Reshaped
 from equipoise.brokers.agent.events import Opened, Tick
@@ -81,7 +82,7 @@ class Broker:
         self.recorder.carried_out(Close(handle=handle, moved_to=None, deadline_ms=0))
 
     @property
-    def reported(self) -> list[tuple[str | None, int, int | None]]:
+    def reported(self) -> list[Report]:
         """Return the reports in order: the reason of the end (None at the beginning), the beginning
         and the end in ms.
         """
@@ -134,62 +135,106 @@ def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
     } == ended
 
 
-def test_a_failed_opening_is_not_reported() -> None:
+Report = tuple[str | None, int, int | None]
+
+# Steps of a broker, and its reports: the reason of each end (None at a beginning), and both times.
+STORIES: dict[str, tuple[str, list[Report]]] = {
+    "a failed opening is no period": ("open left failing, close left", []),
+    "nor is one that is closed before it has opened": ("new left, opened left, opened right", []),
+    "a process that was stopped served until its lease ended, however late it reads its death": (
+        "open left, at 60000, lose, close left",
+        [(None, 1_000, None), ("closed", 1_000, 4_000)],
+    ),
+    "a lapse of the lease ends a period, and its renewal begins another": (
+        "open left, tick 3999, tick 4100, tick 5000, at 6000, renew, at 6500, close left",
+        [
+            (None, 1_000, None),
+            ("lease_over", 1_000, 4_000),
+            (None, 6_000, None),
+            ("closed", 6_000, 6_500),
+        ],
+    ),
+    "what opens without a lease is served from the renewal, if it is still there": (
+        "tick 5000, open left, open right, close right, at 6000, renew, close left",
+        [(None, 6_000, None), ("closed", 6_000, 6_000)],
+    ),
+    "a period ends no earlier than its last answer, or a failed check would not show": (
+        "open left, answered left 9000, at 10000, close left",
+        [(None, 1_000, None), ("closed", 1_000, 9_000)],
+    ),
+    "an answer after the end is reported at the next check, and at the end of the broker": (
+        (
+            "open left, at 2000, close left, answered left 3500, tick 3600, tick 9000,"
+            " answered left 9100, stop"
+        ),
+        [
+            (None, 1_000, None),
+            ("closed", 1_000, 2_000),
+            ("closed", 1_000, 3_500),
+            ("closed", 1_000, 9_100),
+        ],
+    ),
+    "work under a renewed lease belongs to the new period": (
+        (
+            "open left, tick 4100, at 5000, renew, answered left 6000, tick 6500, close left,"
+            " tick 9000"
+        ),
+        [
+            (None, 1_000, None),
+            ("lease_over", 1_000, 4_000),
+            (None, 5_000, None),
+            ("closed", 5_000, 6_500),
+        ],
+    ),
+    "the end of a broker ends its periods once, and so does an overrun deadline": (
+        "open left, open right, abandon left, lose, stop, stop",
+        [
+            (None, 1_000, None),
+            (None, 1_000, None),
+            ("abandoned", 1_000, 1_000),
+            ("stopped", 1_000, 1_000),
+        ],
+    ),
+}
+BUNDLES = {"left": LEFT, "right": RIGHT}
+
+
+def perform(broker: Broker, step: str) -> None:
+    match step.split():
+        case ["new", bundle]:
+            broker.new_handle(BUNDLES[bundle])
+        case ["opened", bundle]:
+            broker.recorder.stepped(Opened(bundle=BUNDLES[bundle]), broker)
+        case ["open", bundle]:
+            broker.open(BUNDLES[bundle])
+        case ["open", bundle, "failing"]:
+            broker.open(BUNDLES[bundle], problem="no")
+        case ["answered", bundle, at_ms]:
+            broker.handles[BUNDLES[bundle]].answered_ns = int(at_ms) * 1_000_000
+        case ["close", bundle]:
+            broker.close(broker.handles[BUNDLES[bundle]])
+        case ["abandon", bundle]:
+            broker.recorder.carried_out(Abandon(bundle=BUNDLES[bundle], doing="closing"))
+        case ["at", boot_ms]:
+            broker.clock.boot_ms = int(boot_ms)
+        case ["tick", boot_ms]:
+            broker.tick(int(boot_ms))
+        case ["renew"]:
+            broker.renew()
+        case ["lose"]:
+            broker.lease.lose()
+            broker.lease = Lease(incarnation=0, skew_max_ms=500)
+        case _:
+            broker.recorder.stopped()
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_when_periods_begin_and_end(name: str) -> None:
+    steps, reported = STORIES[name]
     broker = Broker()
-    broker.close(broker.open(problem="no"))
-    assert [] == broker.reported
-
-
-def test_a_bundle_closed_while_it_opened_is_not_reported() -> None:
-    broker = Broker()
-    broker.new_handle(LEFT)
-    broker.recorder.stepped(Opened(bundle=LEFT, problem=None), broker)
-    broker.recorder.stepped(Opened(bundle=RIGHT, problem=None), broker)
-    assert [] == broker.reported
-
-
-def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
-    """However late it reads its own death."""
-    broker = Broker()
-    handle = broker.open()
-    broker.clock.boot_ms = 60_000
-    broker.lease.lose()
-    broker.lease = Lease(incarnation=0, skew_max_ms=500)
-    broker.close(handle)
-    assert [(None, 1_000, None), ("closed", 1_000, 4_000)] == broker.reported
-    assert 4_000_000_000 == broker.served[-1].lease_deadline_ns
-
-
-def test_a_lapse_of_the_lease_ends_a_period_and_its_renewal_begins_another() -> None:
-    """One ownership has two periods."""
-    broker = Broker()
-    handle = broker.open()
-    broker.tick(3_999)
-    broker.tick(4_100)
-    broker.tick(5_000)
-    broker.clock.boot_ms = 6_000
-    broker.renew()
-    broker.clock.boot_ms = 6_500
-    broker.close(handle)
-    assert [
-        (None, 1_000, None),
-        ("lease_over", 1_000, 4_000),
-        (None, 6_000, None),
-        ("closed", 6_000, 6_500),
-    ] == broker.reported
-
-
-def test_a_bundle_opened_without_a_lease_is_served_from_the_renewal() -> None:
-    """If it closes before that, it was never served."""
-    broker = Broker()
-    broker.tick(5_000)
-    kept, gone = broker.open(), broker.open(RIGHT)
-    broker.close(gone)
-    assert [] == broker.reported
-    broker.clock.boot_ms = 6_000
-    broker.renew()
-    broker.close(kept)
-    assert [(None, 6_000, None), ("closed", 6_000, 6_000)] == broker.reported
+    for step in steps.split(", "):
+        perform(broker, step)
+    assert reported == broker.reported
 
 
 def test_serving_past_the_lease_is_marked() -> None:
@@ -201,51 +246,6 @@ def test_serving_past_the_lease_is_marked() -> None:
     broker.close(beyond)
     assert [("closed", 1_000, 1_000), ("closed", 1_000, 5_000)] == broker.reported[2:]
     assert [False, True] == [each.by_token for each in broker.served[2:]]
-
-
-def test_a_period_ends_no_earlier_than_its_last_answer() -> None:
-    """Otherwise a failed check would not show."""
-    broker = Broker()
-    handle = broker.open()
-    handle.answered_ns = 9_000_000_000
-    broker.clock.boot_ms = 10_000
-    broker.close(handle)
-    assert ("closed", 1_000, 9_000) == broker.reported[-1]
-
-
-def test_an_answer_after_the_end_is_reported() -> None:
-    """At the next check, and at the end of the broker."""
-    broker = Broker()
-    handle = broker.open()
-    broker.clock.boot_ms = 2_000
-    broker.close(handle)
-    handle.answered_ns = 3_500_000_000
-    broker.tick(3_600)
-    broker.tick(9_000)
-    handle.answered_ns = 9_100_000_000
-    broker.recorder.stopped()
-    assert [
-        ("closed", 1_000, 2_000),
-        ("closed", 1_000, 3_500),
-        ("closed", 1_000, 9_100),
-    ] == broker.reported[1:]
-
-
-def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
-    broker = Broker()
-    handle = broker.open()
-    broker.tick(4_100)
-    broker.clock.boot_ms = 5_000
-    broker.renew()
-    handle.answered_ns = 6_000_000_000
-    broker.tick(6_500)
-    broker.close(handle)
-    broker.tick(9_000)
-    assert [
-        ("lease_over", 1_000, 4_000),
-        (None, 5_000, None),
-        ("closed", 5_000, 6_500),
-    ] == broker.reported[1:]
 
 
 def test_a_handle_has_the_time_of_its_last_answer() -> None:
@@ -287,15 +287,3 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
         (None, 2_000, None),
     ] == broker.reported
     assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
-
-
-def test_the_end_of_a_broker_ends_its_periods() -> None:
-    """Once, each with its reason. So does an overrun deadline."""
-    broker = Broker()
-    broker.open(LEFT)
-    broker.open(RIGHT)
-    broker.recorder.carried_out(Abandon(bundle=LEFT, doing="closing"))
-    broker.lease.lose()
-    broker.recorder.stopped()
-    broker.recorder.stopped()
-    assert [("abandoned", 1_000, 1_000), ("stopped", 1_000, 1_000)] == broker.reported[2:]

@@ -233,27 +233,6 @@ async def test_a_bundle_that_moves_is_closed_after_its_admitted_work() -> None:
                     until_finished.close()
 
 
-async def test_the_end_closes_all_open_bundles_concurrently() -> None:
-    """Within the time that is left, and without a broker to move to."""
-    bench, gate = Bench(), asyncio.Event()
-    bench.service.closing = gated(gate)
-    half = HASH_MAX // 2
-    bench.open(1, high=half)
-    bench.open(2, low=half)
-    await settled()
-    ending = asyncio.ensure_future(bench.runner.close_all(timeout_ms=60_000))
-    await settled()
-    assert [
-        (bundle_name(NAMESPACE, 0, half), None),
-        (bundle_name(NAMESPACE, half, HASH_MAX), None),
-    ] == [(bundle, moved_to) for bundle, moved_to, _ in bench.service.closed]
-    assert not ending.done()
-    gate.set()
-    await ending
-    await bench.runner.stop()
-    assert ({}, []) == (bench.runner.ownerships, bench.ended)
-
-
 async def test_the_end_cancels_openings_and_slow_closings() -> None:
     bench = Bench()
     bench.service.closing = gated(asyncio.Event())
@@ -288,31 +267,26 @@ async def test_the_end_closes_a_bundle_that_still_opens() -> None:
     assert ({}, [], [Closed(bundle=BUNDLE)]) == (bench.runner.ownerships, bench.ended, bench.events)
 
 
-async def test_a_slow_fetch_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_QUESTION_MS", 1)
-    bench = Bench()
-    handle = bench.open(1)
-    await settled()
-    bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
-    await settled()
-    bench.service.fetching = gated(asyncio.Event())
-    with pytest.raises(
-        DeadlineExceeded,
-        match=f"the service giving the state of {BUNDLE} did not happen within 1 ms",
-    ):
-        await bench.runner.fetch_released(BUNDLE)
-
-
-async def test_a_fetch_that_returns_something_else_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("hangs", "problem"),
+    [
+        (True, f"the service giving the state of {BUNDLE} did not happen within 1 ms"),
+        (False, "its fetch returned str, not bytes or an asynchronous iterator of bytes"),
+    ],
+)
+async def test_a_fetch_that_hangs_or_returns_something_else_is_an_error(
+    hangs: bool, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUESTION_MS", 1 if hangs else 60_000)
     bench = Bench()
     handle = bench.open(1)
     await settled()
     bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
     await settled()
     bench.service.state = "text"
-    with pytest.raises(
-        CallerError, match="its fetch returned str, not bytes or an asynchronous iterator of bytes"
-    ):
+    if hangs:
+        bench.service.fetching = gated(asyncio.Event())
+    with pytest.raises((DeadlineExceeded, CallerError), match=problem):
         await bench.runner.fetch_released(BUNDLE)
 
 

@@ -13,13 +13,13 @@ from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError
 from equipoise.channel.core.ranges import even_boundaries
 from tests.channels.troubled_log import TroubledLog
-from tests.unit.runtime.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
+from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]
 
@@ -120,68 +120,6 @@ async def test_a_stop_does_not_wait_for_a_log_that_hangs(
         )
         bench.log.gate.set()
         assert await asyncio.to_thread(bench.log.closed.wait, PATIENCE_MS / 1_000)
-
-
-async def test_a_joined_waits_for_its_instance_id_on_disk(
-    benches: Benches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop goes on meanwhile."""
-    disk = threading.Event()
-    write_instance_id = DataDirectory.write_instance_id
-    written: list[str] = []
-
-    def slow(directory: DataDirectory, instance_id: str) -> None:
-        assert disk.wait(PATIENCE_MS / 1_000)
-        write_instance_id(directory, instance_id)
-        written.append(instance_id)
-
-    monkeypatch.setattr(DataDirectory, "write_instance_id", slow)
-
-    async with benches.started() as bench:
-        await bench.until(lambda: bench.worker.view.genesis is not None)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert [] == [batch for batch in bench.log.batches if b'"instance_id"' in b"".join(batch)]
-        disk.set()
-        await bench.worker.ready(timeout_ms=PATIENCE_MS)
-        assert bench.worker.view.brokers["a"].joined.instance_id in written
-
-
-async def test_a_token_waits_until_the_data_directory_notes_it(
-    benches: Benches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop goes on meanwhile. After a death the directory knows every token that the service
-    was given.
-    """
-    disk = threading.Event()
-    write_mark = DataDirectory.write_mark
-
-    def slow(directory: DataDirectory, mark: LogMark) -> None:
-        assert disk.wait(PATIENCE_MS / 1_000)
-        write_mark(directory, mark)
-
-    async with benches.started() as bench:
-        await bench.worker.ready(timeout_ms=PATIENCE_MS)
-        monkeypatch.setattr(DataDirectory, "write_mark", slow)
-        await bench.worker.request(
-            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)),
-            timeout_ms=PATIENCE_MS,
-        )
-        await bench.until(
-            lambda: all(
-                bundle.phase == "owned" for bundle in bench.worker.view.bundles_of(NAMESPACE)
-            )
-        )
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert {} == bench.service.open_now
-        disk.set()
-        await bench.until(lambda: len(bench.worker.open_bundles) == BUNDLES)
-        tokens = [ownership.token for ownership in bench.service.open_now.values()]
-        await bench.worker.abort()
-        with DataDirectory(benches.folder) as directory:
-            assert directory.mark is not None
-            assert directory.mark.offset >= max(tokens)
 
 
 async def test_a_full_disk_keeps_a_broker_from_joining(
@@ -321,22 +259,6 @@ def test_a_failed_start_leaves_no_evidence_file_and_no_thread(tmp_path: Path) ->
     held.close()
     assert not (tmp_path / "evidence").exists()
     assert "evidence" not in [thread.name for thread in threading.enumerate()]
-
-
-async def test_each_opening_and_closing_has_a_log_line(
-    benches: Benches, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines")
-    async with benches.started() as bench:
-        await bench.serve(bundles=BUNDLES)
-        await bench.worker.stop()
-
-    lines = [
-        record.message
-        for record in caplog.records
-        if record.name == "equipoise.brokers.runtime.bundle_lines"
-    ]
-    assert [BUNDLES, BUNDLES] == [lines.count("opened"), lines.count("closed")]
 
 
 def _alarms(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:

@@ -54,16 +54,6 @@ async def test_an_error_of_the_log_answers_a_request_at_once(
         assert ["tenant/ns"] == list(bench.worker.view.namespaces)
 
 
-async def test_an_append_in_doubt_ends_at_the_deadline(benches: Benches) -> None:
-    """The record may still be read. Here it never is."""
-    async with benches.started() as bench:
-        await bench.worker.ready(timeout_ms=PATIENCE_MS)
-        bench.log.keeps_what_is_in_doubt = False
-        bench.log.append_error = SILENT
-        with pytest.raises(OutcomeUnknown):
-            await bench.worker.request(INTENT, timeout_ms=200)
-
-
 async def test_the_end_of_a_broker_answers_all_requests(benches: Benches) -> None:
     """A pending request is unknown at once. A later one raises the end of the broker."""
     async with benches.started() as bench:

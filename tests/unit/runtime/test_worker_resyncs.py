@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.http.assignment import AssignmentFeed
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.moves import split
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.errors import OutcomeUnknown
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.system.deadline import Deadline
@@ -58,44 +57,23 @@ async def test_a_worker_whose_log_is_truncated_resyncs(
     assert 1 == resynced.__dict__["changes"]
 
 
-async def test_listeners_get_the_resync(benches: Benches) -> None:
-    async with benches.started() as bench:
-        await bench.serve()
-        resyncs: list[Resync] = []
-        bench.worker.listen(lambda _folded: None, resynced=resyncs.append)
-        await bench.cut_off(unload(bench))
-        await bench.until(lambda: bool(resyncs))
-        (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
-        assert [bundle.name] == [getattr(change, "name", None) for change in resyncs[0].changes]
-
-
-async def test_a_resync_wakes_the_followers_of_changed_bundles(benches: Benches) -> None:
+@pytest.mark.parametrize("changed", ["a bundle", "the namespace"])
+async def test_a_resync_wakes_the_followers_of_a_namespace(changed: str, benches: Benches) -> None:
     """The namespace has changed at the offset of the unread record."""
     async with benches.started() as bench:
         await bench.serve()
+        view = bench.worker.view
         feed = AssignmentFeed(bench.worker.listen, broker="a")
-        before = feed.offset_of(bench.worker.view, NAMESPACE)
-        (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
+        before = feed.offset_of(view, NAMESPACE)
+        (bundle,) = view.bundles_of(NAMESPACE)
+        policies = partial(
+            propose.set_namespace_policies, view=view, name=NAMESPACE, policies={"limit": 1}
+        )
         with feed.follower(NAMESPACE) as follower:
-            await bench.cut_off(unload(bench))
+            await bench.cut_off(unload(bench) if changed == "a bundle" else policies)
             assert await follower.wait(timeout_ms=PATIENCE_MS)
-            assert [bundle.name] == follower.take()
+            assert [bundle.name] * (changed == "a bundle") == follower.take()
             assert feed.offset_of(bench.worker.view, NAMESPACE) > before
-        feed.close()
-
-
-async def test_a_resync_wakes_the_followers_of_a_changed_namespace(benches: Benches) -> None:
-    async with benches.started() as bench:
-        await bench.serve()
-        feed = AssignmentFeed(bench.worker.listen, broker="a")
-        with feed.follower(NAMESPACE) as follower:
-            await bench.cut_off(
-                lambda author: propose.set_namespace_policies(
-                    author, bench.worker.view, name=NAMESPACE, policies={"limit": 1}
-                )
-            )
-            assert await follower.wait(timeout_ms=PATIENCE_MS)
-            assert [] == follower.take()
         feed.close()
 
 
@@ -114,31 +92,6 @@ async def test_a_move_whose_end_was_truncated_is_unknown(benches: Benches) -> No
             await splitting
 
 
-async def test_a_request_whose_record_was_truncated_is_unknown(benches: Benches) -> None:
-    async with benches.started() as bench:
-        await bench.serve()
-        (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
-        bench.log.read_error = bench.away
-        await bench.until(lambda: not bench.worker.log_is_available)
-        appended = len(bench.log.batches)
-        wish = SplitBundle(
-            bundle=bundle.name,
-            algorithm=SPECIFIED_POSITIONS_DIVIDE,
-            positions=(1 << 31,),
-            reason="test",
-        )
-        asking = asyncio.ensure_future(bench.worker.request(wish, timeout_ms=PATIENCE_MS))
-        await bench.until(
-            lambda: any(
-                b'"test"' in record for batch in bench.log.batches[appended:] for record in batch
-            )
-        )
-        compact(bench.writer)
-        bench.log.read_error = None
-        with pytest.raises(OutcomeUnknown, match="truncated"):
-            await asking
-
-
 async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(
     benches: Benches, tmp_path: Path
 ) -> None:
@@ -148,21 +101,6 @@ async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(
         compact(bench.writer)
         assert bench.writer.start() > 1
         async with benches.started(Bench(tmp_path / "two", name=bench.name)) as again:
-            await again.worker.ready(timeout_ms=PATIENCE_MS)
-            assert NAMESPACE in again.worker.view.namespaces
-
-
-async def test_no_start_without_a_look_at_the_log(benches: Benches) -> None:
-    """It may have gone back. The start can be repeated, as `Starting` does."""
-    async with benches.started() as bench:
-        await bench.serve()
-        await bench.worker.stop()
-        again = Bench(benches.folder, name=bench.name)
-        again.log.read_error = again.away
-        with pytest.raises(LogUnavailable):
-            async with benches.started(again):
-                pass
-        async with benches.started(Bench(benches.folder, name=bench.name)) as again:
             await again.worker.ready(timeout_ms=PATIENCE_MS)
             assert NAMESPACE in again.worker.view.namespaces
 

@@ -186,22 +186,33 @@ async def test_moves_at_once_are_bounded_and_a_cancelled_move_makes_room(tmp_pat
         await until(lambda: stage.cluster.owner_of(second) is other)
 
 
-async def test_balancing_that_is_switched_off_begins_nothing_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("by", ["switched off", "a new pin"])
+async def test_a_waiting_move_that_is_not_wanted_any_more_is_dropped(
+    by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Waiting moves are dropped and logged. The move in progress ends, and no round follows."""
+    """The move in progress ends. What is dropped because balancing is off is logged."""
     caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.balancing")
-    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
+    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
         leader, other = stage.cluster.brokers
         first, second = stage.held_by(0)
         await stage.hold_up(first, second)
-        stage.set(replace(ROUNDS, enabled=False))
-        await until(lambda: "move not started, because it is no longer needed" in caplog.messages)
+        stage.policy.moves = []
         rounds = len(stage.decisions)
+        if by == "switched off":
+            stage.set(replace(ROUNDS, enabled=False))
+            line = "move not started, because it is no longer needed"
+            await until(lambda: line in caplog.messages)
+        else:
+            namespace, _, range_ = second.rpartition("/")
+            document = {"namespace": namespace, "range": range_, "brokers.0": leader.id}
+            pin = SetClusterPolicy(policy="pin/kept", document=document)
+            await leader.worker.request(pin, timeout_ms=20_000)
         other.service.taking.set()
         await until(lambda: stage.cluster.owner_of(first) is other)
         await until(lambda: not moves_under_way())
-        assert (leader, rounds) == (stage.cluster.owner_of(second), len(stage.decisions))
+        if by == "a new pin":
+            await until(lambda: len(stage.decisions) > rounds + 3)
+        assert leader is stage.cluster.owner_of(second)
 
 
 async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_path: Path) -> None:
@@ -284,53 +295,6 @@ async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None
         assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
 
 
-async def test_a_broker_that_does_not_lead_forgets_old_moves(tmp_path: Path) -> None:
-    bus = Away("memory:rests")
-    bus.problem = None
-    async with balanced(tmp_path, brokers=2, bus=bus) as stage:
-        leader, other = stage.cluster.brokers
-        bundle = stage.held_by(0)[0]
-        stage.begin()
-        stage.tasks[0].cancel()  # So that only the other one looks.
-        await leader.worker.request(
-            Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000
-        )
-        await until(
-            lambda: (
-                stage.cluster.owner_of(bundle) is other
-                and stage.cluster.view.bundles[bundle].phase == "owned"
-            )
-        )
-        stage.set(replace(ROUNDS, rest_ms=0))
-        looks = bus.asked
-        await until(lambda: bus.asked > looks + 2)
-        stage.set(ROUNDS)
-        await leader.worker.stop()
-        await until(lambda: bool(stage.policy.seen))
-        assert bundle not in resting_in(stage.policy.seen[0])
-
-
-async def test_a_waiting_move_is_dropped_if_a_new_pin_forbids_it(tmp_path: Path) -> None:
-    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
-        leader, other = stage.cluster.brokers
-        first, second = stage.held_by(0)
-        await stage.hold_up(first, second)
-        stage.policy.moves, before = [], stage.cluster.view.bundles[second]
-        namespace, _, range_ = second.rpartition("/")
-        pin = SetClusterPolicy(
-            policy="pin/kept",
-            document={"namespace": namespace, "range": range_, "brokers.0": leader.id},
-        )
-        await leader.worker.request(pin, timeout_ms=20_000)
-        rounds = len(stage.decisions)
-        other.service.taking.set()
-        await until(lambda: len(stage.decisions) > rounds + 3)
-        assert (other, before) == (
-            stage.cluster.owner_of(first),
-            stage.cluster.view.bundles[second],
-        )
-
-
 @pytest.mark.parametrize("meanwhile", ["moved", "switched off"])
 async def test_what_changes_while_a_round_plans_is_respected(
     meanwhile: str, tmp_path: Path
@@ -358,45 +322,6 @@ async def test_what_changes_while_a_round_plans_is_respected(
         stage.policy.may_end.set()
         await until(lambda: bool(stage.decisions))
         assert ([], before) == (moves_under_way(), stage.cluster.view.bundles[bundle])
-
-
-async def test_placement_follows_settings_while_moves_delay_rounds(tmp_path: Path) -> None:
-    async with balanced(tmp_path, brokers=2) as stage:
-        leader, _ = stage.cluster.brokers
-        bundle = stage.held_by(0)[0]
-        await stage.hold_up(bundle)
-        rounds = len(stage.decisions)
-        stage.set(replace(ROUNDS, placement="RoundRobin"))
-        await until(lambda: isinstance(leader.worker.agent.placement, RoundRobin))
-        assert ([f"move of {bundle}"], rounds) == (moves_under_way(), len(stage.decisions))
-
-
-async def test_placement_ignores_old_reports(tmp_path: Path) -> None:
-    async with balanced(tmp_path, brokers=1) as stage:
-        (broker,) = stage.cluster.brokers
-        stage.bus.publish(Load(broker="ceased", at_ms=1))
-        stage.bus.publish(Load(broker="reporting", at_ms=broker.worker.clock.now().wall_ms))
-        stage.begin()
-        await until(lambda: len(stage.decisions) > 1)
-        placement = broker.worker.agent.placement
-        assert isinstance(placement, LeastCost)
-        assert ["reporting"] == list(placement.loads)
-
-
-async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> None:
-    """A strategy counts rounds in a row. Rounds before balancing was switched off do not count."""
-    bus = Away("memory:hits")
-    bus.problem = None
-    async with balanced(tmp_path, brokers=1, bus=bus) as stage:
-        stage.begin()
-        await until(lambda: len(stage.policy.seen) > 1)
-        stage.set(replace(ROUNDS, enabled=False))
-        looks = bus.asked
-        await until(lambda: bus.asked > looks + 2)
-        rounds = len(stage.policy.seen)
-        stage.set(ROUNDS)
-        await until(lambda: len(stage.policy.seen) > rounds)
-        assert [False, True] == [stage.policy.seen[number].since.stopped for number in (1, rounds)]
 
 
 async def test_a_shedder_learns_what_happened_while_another_was_in_force(tmp_path: Path) -> None:
@@ -440,23 +365,23 @@ async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path:
 
 
 async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
-    """A placement with memory stays the same object while its setting stays."""
+    """Also while moves delay rounds. A placement with memory stays the same object while its
+    setting stays.
+    """
     async with balanced(tmp_path, brokers=2) as stage:
-        stage.begin()
         workers = [broker.worker for broker in stage.cluster.brokers]
-        await until(
-            lambda: all(isinstance(worker.agent.placement, LeastCost) for worker in workers)
-        )
+        await stage.hold_up(stage.held_by(0)[0])
+        assert all(isinstance(worker.agent.placement, LeastCost) for worker in workers)
+        rounds = len(stage.decisions)
         stage.set(replace(ROUNDS, placement="RoundRobin"))
         await until(
             lambda: all(isinstance(worker.agent.placement, RoundRobin) for worker in workers)
         )
-        chosen, rounds = [worker.agent.placement for worker in workers], len(stage.decisions)
+        assert rounds == len(stage.decisions)
+        chosen = [worker.agent.placement for worker in workers]
+        stage.cluster.brokers[1].service.taking.set()
         await until(lambda: len(stage.decisions) > rounds + 3)
-        assert all(
-            worker.agent.placement is placement
-            for worker, placement in zip(workers, chosen, strict=True)
-        )
+        assert chosen == [worker.agent.placement for worker in workers]
 
 
 async def test_an_impossible_report_is_counted_and_logged_once(

@@ -16,7 +16,6 @@ from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.topics import LOADS
-from equipoise.brokers.runtime.loops import load_reporter
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
@@ -106,31 +105,6 @@ async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
             assert load.resources.cpu.limit > 0
             assert sorted(brokers.bundles()) == [each.bundle for each in reporter.bundles()]
         assert [] == bus.latest()
-
-
-async def test_a_report_is_made_in_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: dict[str, int] = {}
-
-    def noted(name: str) -> Callable[..., object]:
-        made: Callable[..., object] = getattr(load_reporter, name)
-
-        def call(*args: object, **named: object) -> object:
-            threads[name] = threading.get_ident()
-            return made(*args, **named)
-
-        return call
-
-    monkeypatch.setattr(load_reporter, "sampled", noted("sampled"))
-    monkeypatch.setattr(load_reporter, "light", noted("light"))
-    async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-        bus = LoadBus("memory:thread")
-        async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
-            await until(lambda: bool(bus.latest()))
-    assert ["sampled", "light"] == [
-        name for name, thread in threads.items() if thread != threading.get_ident()
-    ]
 
 
 async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:

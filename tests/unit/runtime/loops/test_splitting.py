@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, parse_bundle
-from equipoise.channel.core.reader import Folded
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, until
 
@@ -209,48 +206,6 @@ async def test_cold_neighbours_are_merged_down_to_bundles_min(tmp_path: Path) ->
         )
         assert {("Success", "Underloaded"): 6} == divided.counted()
         assert {"merge"} == {decision.kind for decision in divided.decisions}
-
-
-async def test_splits_and_merges_do_not_undo_each_other(tmp_path: Path) -> None:
-    """Under a steady load both come to rest. No merged bundle is split, and no split bundle is
-    merged again.
-    """
-    async with splitting(tmp_path, SETTINGS) as divided:
-        cut: set[str] = set()
-        made: set[str] = set()
-
-        def note(folded: Folded) -> None:
-            changes = [
-                change for change in folded.verdict.changes if isinstance(change, BundleChanged)
-            ]
-            gone = [change.name for change in changes if change.after is None]
-            new = [change.name for change in changes if change.before is None]
-            if len(gone) == 1:
-                cut.update(gone)
-            elif gone:
-                made.update(new)
-
-        divided.cluster.brokers[0].worker.listen(note)
-        divided.messages = {1: 60.0, QUARTER // 4: 60.0, QUARTER // 2: 60.0, 3 * QUARTER: 10.0}
-        await until(lambda: came_to_rest(divided))
-        assert (True, True, set()) == (bool(cut), bool(made), cut & made)
-        assert (
-            max(divided.carried(bundle) for bundle in divided.cluster.bundles())
-            <= LIMITS.messages_per_second_max
-        )
-
-
-def came_to_rest(divided: Divided) -> bool:
-    """Return whether no bundle is hot, and no two neighbours of one owner are cold."""
-    bundles = divided.cluster.view.bundles_of(NAMESPACE)
-    hot = any(divided.carried(bundle.name) > LIMITS.messages_per_second_max for bundle in bundles)
-    half = LIMITS.messages_per_second_max / 2
-    cold = any(
-        left.owner == right.owner
-        and divided.carried(left.name) + divided.carried(right.name) < half
-        for left, right in pairwise(bundles)
-    )
-    return not hot and not cold
 
 
 @dataclass(frozen=True, kw_only=True)
