@@ -77,9 +77,9 @@ KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 _KEPT_MS: Final = 30_000
 
 Pieces = AsyncGenerator[bytes, None]
-Request = Callable[[int], AbstractAsyncContextManager[tuple[AsyncIterator[bytes], bool] | None]]
-"""Ask the source for the state from an offset on: the body, and whether it ends with a checksum.
-None: it has no state."""
+Request = Callable[[int], AbstractAsyncContextManager[AsyncIterator[bytes] | None]]
+"""Ask the source for the state from an offset on, which ends with a checksum. None: it has no
+state."""
 
 
 # --- the former owner ---
@@ -201,19 +201,16 @@ class Checked:
     def __init__(self) -> None:
         self.received = 0
         self._checksum = sha256()
-        self._has_checksum = True
         self._held = b""
 
-    def begin(self, *, has_checksum: bool) -> None:
-        """Note that the next data continues at `received`, and whether a checksum follows it."""
-        self._has_checksum, self._held = has_checksum, b""
+    def begin(self) -> None:
+        """Note that the next data continues at `received`."""
+        self._held = b""
 
     def take(self, data: bytes) -> bytes:
         """Return the part of the data that is certainly state."""
-        piece = data
-        if self._has_checksum:
-            data = self._held + data
-            piece, self._held = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+        data = self._held + data
+        piece, self._held = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
         self._checksum.update(piece)
         self.received += len(piece)
         return piece
@@ -221,7 +218,7 @@ class Checked:
     @property
     def is_whole(self) -> bool:
         """Return whether what was held back is the checksum of what was received."""
-        return not self._has_checksum or self._held == self._checksum.digest()
+        return self._held == self._checksum.digest()
 
 
 class Progress:
@@ -307,13 +304,12 @@ class Arrival:
         checked = Checked()
         for connection in range(_CONNECTIONS_MAX):
             try:
-                async with self._request(checked.received) as answer:
-                    if answer is None and not checked.received:
+                async with self._request(checked.received) as body:
+                    if body is None and not checked.received:
                         return
-                    if answer is None:
+                    if body is None:
                         raise self._unavailable("it no longer has the state")
-                    body, has_checksum = answer
-                    checked.begin(has_checksum=has_checksum)
+                    checked.begin()
                     async for data in body:
                         piece = checked.take(data)
                         self._progress(len(piece))
@@ -380,7 +376,7 @@ def over_http(
     """
 
     @asynccontextmanager
-    async def request(offset: int) -> AsyncIterator[tuple[AsyncIterator[bytes], bool] | None]:
+    async def request(offset: int) -> AsyncIterator[AsyncIterator[bytes] | None]:
         address = own_http(source.addresses)
         if address is None:
             raise _unavailable(bundle, source, "it advertises no HTTP address")
@@ -407,11 +403,7 @@ def over_http(
                     "utf-8", "replace"
                 )
                 raise _unavailable(bundle, source, f"it answers {response.status}: {problem}")
-            # A broker of an older version sends the whole state without a checksum.
-            has_checksum = response.content_type == STATE_TYPE
-            if offset and not has_checksum:
-                raise _unavailable(bundle, source, "its version cannot continue a broken stream")
-            yield response.content.iter_chunked(PIECE_BYTES), has_checksum
+            yield response.content.iter_chunked(PIECE_BYTES)
 
     return request
 

@@ -293,13 +293,11 @@ class Member(AgentHost):
         """Return the state at another member, without the network."""
 
         @asynccontextmanager
-        async def request(offset: int) -> AsyncIterator[tuple[AsyncIterator[bytes], bool] | None]:
+        async def request(offset: int) -> AsyncIterator[AsyncIterator[bytes] | None]:
             member = self._world.members.get(source)
-            body = (
-                None
-                if member is None
-                else await member.runner.fetch_released(bundle, digest, offset=offset)
-            )
-            yield None if body is None else (body, True)
+            if member is None:
+                yield None
+            else:
+                yield await member.runner.fetch_released(bundle, digest, offset=offset)
 
         return Arrival(Peer(broker=source), bundle, request)

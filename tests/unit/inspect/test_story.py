@@ -16,14 +16,12 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.entries import BundleEntry, Verdict
-from equipoise.channel.core.lifecycle import ROWS
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, parse_bundle
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, LevelRecord, Reason
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, Reason
 from equipoise.channel.core.view import View, apply
-from equipoise.channel.inspect import story
 from equipoise.channel.inspect.story import (
     Names,
     as_document,
@@ -31,7 +29,6 @@ from equipoise.channel.inspect.story import (
     describe,
     ending_of,
     explain,
-    standing,
     story_of,
 )
 from tests.channels.folding import (
@@ -320,16 +317,6 @@ def test_every_reason_has_a_rejection() -> None:
     ]
 
 
-def test_every_transition_has_a_verb() -> None:
-    """Each row of the table of transitions can be described, accepted or rejected."""
-    # Data.
-    assert [] == [
-        row
-        for row in ROWS
-        if row not in story._VERBS or (None, row[1]) not in story._VERBS  # noqa: SLF001
-    ]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_on_a_channel_can_be_told(seed: int) -> None:
     """Every record, valid or not, has printable text, and a rejection has its reason in it."""
@@ -398,19 +385,6 @@ def test_a_line_stays_a_line() -> None:
     assert "reason: a\\nb\\x1b[31m\\u202e" == describe(folded, view, known)[1]
 
 
-def test_a_new_level_is_told() -> None:
-    """A level that is raised, which no reader of this version survives, can be told by one that
-    does.
-    """
-    record = LevelRecord(
-        key="level", expected_offset=1, publisher="admin:ops", as_of=3, raises_to=2
-    )
-    folded = Folded(offset=4, record=record, verdict=Verdict())
-    assert ["raise      format version  to 2  by admin:ops"] == describe(
-        folded, View(), Names(View())
-    )
-
-
 def test_the_end_of_a_log_tells_where_its_channel_goes_on() -> None:
     """Whoever looks at the old log reads which one is the new one, if whoever closed it said so."""
     author = Author(publisher="admin:ops", as_of=3)
@@ -459,19 +433,6 @@ def test_the_ending_without_a_namespace_says_so() -> None:
     assert ["there is no namespace t/n"] == ending_of(
         BundleName("t/n", 0, 1), View(), Names(View())
     )
-
-
-def test_how_a_bundle_stands() -> None:
-    """One line says a bundle's state with who is named in it, its token, and where it changed
-    last.
-    """
-    channel = channel_in("transferring")
-    bundle = channel.bundle()
-    expected = (
-        f"is assigning to owner from source, token {bundle.token}, last changed at offset"
-        f" {bundle.last}"
-    )
-    assert f"{bundle.name} {expected}" == standing(bundle, Names(channel.view))
 
 
 def test_a_document_for_programs() -> None:

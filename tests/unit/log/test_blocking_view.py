@@ -88,16 +88,6 @@ def test_entries_end_where_the_log_ended() -> None:
     assert [Entry(2, b"a"), Entry(3, b"b")] == seen
 
 
-def test_a_busy_log_is_read_in_several_reads() -> None:
-    """More entries than one read gives are all given."""
-    log = begun(MemoryLog(name=name()))
-    for _ in range(3):
-        log.append([b"a"] * 4_000, timeout_ms=0)
-    assert list(range(1, 12_002)) == [
-        entry.offset for entry in entries_to_end(log, 1, deadline=soon())
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
 def test_a_proposal_is_made_against_the_newest_view(scheme: str, tmp_path: Path) -> None:
     """The record is made after all has been read, appended, and its verdict read back; the reader
@@ -154,18 +144,6 @@ def test_an_admin_is_not_late_after_a_gap() -> None:
     put(log, reader_at_end(log), remember, publisher=OPS, deadline=soon())
     assert [1_000_001] == [author.as_of for author in authors]
     assert authors[0].timestamp_ms > 0
-
-
-def test_what_the_maker_raises_is_passed_on() -> None:
-    """Who finds that there is nothing to propose raises what he likes, and nothing is appended."""
-    log = begun(MemoryLog(name=name()))
-
-    def decline(view: View, author: Author) -> AnyRecord:
-        raise KeyError(author.publisher, view.offset)
-
-    with pytest.raises(KeyError):
-        put(log, reader_at_end(log), decline, publisher=OPS, deadline=soon())
-    assert 1 == log.end()
 
 
 @pytest.mark.parametrize(

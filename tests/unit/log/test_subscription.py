@@ -15,9 +15,23 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
     Overloaded,
 )
-from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
+from equipoise.channel.core.log import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    FIRST_OFFSET,
+    RECORD_BYTES_MAX,
+    Entry,
+)
 from equipoise.channel.log import append_queue, subscription
-from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
+from equipoise.channel.log.append_queue import (
+    APPENDS_QUEUED_BYTES_MAX,
+    Appended,
+    AppendOutcome,
+    AppendQueue,
+    Attempt,
+    InDoubt,
+    NotAppended,
+)
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.subscriber import (
     DAMAGED,
@@ -91,15 +105,6 @@ def test_entries_are_delivered_in_order_from_the_position_on(position: int) -> N
 
     events = run(scenario, Subscriber(log_of(b"a", b"b", b"c"), position=position)).events
     assert [*[b"a", b"b", b"c"][position - 1 :], ("caught up", 3), b"d"] == events
-
-
-def test_an_empty_log_is_caught_up_at_once() -> None:
-    """The end of an empty log is 0."""
-
-    async def scenario(subscriber: Subscriber) -> None:
-        await subscriber.until(lambda: bool(subscriber.events))
-
-    assert [CAUGHT_UP] == run(scenario, Subscriber()).events
 
 
 def test_a_log_that_ends_in_a_gap_is_caught_up() -> None:
@@ -347,22 +352,20 @@ def test_a_slow_loop_delays_the_reader_but_not_its_appends() -> None:
     assert subscription.READ_ENTRIES <= subscriber.lags[0] <= entries + 1
 
 
-def test_undelivered_entries_are_bounded() -> None:
-    """Not more than `UNDELIVERED_ENTRIES_MAX` entries wait for the loop."""
-    entries = 4 * subscription.UNDELIVERED_ENTRIES_MAX
-    waiting: list[int] = []
-
-    class Counting(Subscriber):
-        def deliver(self, entries: list[Entry]) -> None:  # type: ignore[override] # it only counts
-            # The bound shows nowhere else.
-            waiting.append(self.subscription._undelivered)  # noqa: SLF001
-            super().deliver(entries)
-
-    async def scenario(subscriber: Subscriber) -> None:
-        await subscriber.until(lambda: len(subscriber.entries) == entries)
-
-    log = log_of()
-    for _ in range(4):
-        log.append([b"a"] * subscription.UNDELIVERED_ENTRIES_MAX, timeout_ms=0)
-    run(scenario, Counting(log))
-    assert subscription.READ_ENTRIES <= max(waiting) <= subscription.UNDELIVERED_ENTRIES_MAX
+def test_bytes_are_bounded_and_free_again_when_records_are_taken() -> None:
+    """Few records of the greatest size fill a batch and the queue."""
+    giant = bytes(RECORD_BYTES_MAX)
+    queue = AppendQueue("memory:queue")
+    for _ in range(APPENDS_QUEUED_BYTES_MAX // RECORD_BYTES_MAX):
+        assert queue.refusal(giant) is None
+        queue.put(Attempt(data=giant, done=None, queued_ns=0))
+    refusal = queue.refusal(b"a")
+    assert isinstance(refusal, Overloaded)
+    assert ("the queue of bytes to append to memory:queue", APPENDS_QUEUED_BYTES_MAX) == (
+        refusal.what,
+        refusal.limit,
+    )
+    assert BATCH_BYTES_MAX // RECORD_BYTES_MAX == len(queue.take_batch())
+    assert queue.refusal(giant) is None
+    assert (APPENDS_QUEUED_BYTES_MAX - BATCH_BYTES_MAX) // RECORD_BYTES_MAX == len(queue.drain())
+    assert (0, None) == (len(queue), queue.refusal(giant))

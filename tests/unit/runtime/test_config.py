@@ -274,7 +274,9 @@ MUTUAL = {"tls_require_client_certificate": True}
         ),
     ],
 )
-def test_settings_that_need_others_are_refused_without_them(settings: dict[str, object], expected: str) -> None:
+def test_settings_that_need_others_are_refused_without_them(
+    settings: dict[str, object], expected: str
+) -> None:
     found = problem(**settings)
     assert (True, False) == (expected in found, "hush" in found)
 

@@ -9,7 +9,6 @@ import resource
 import shutil
 import sqlite3
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -189,24 +188,6 @@ def begin_immediate(path: Path) -> sqlite3.Connection:
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     return holder
-
-
-def test_who_opens_a_new_file_at_the_same_time_finds_the_same_log(tmp_path: Path) -> None:
-    """Of several that open a file which is not there yet one makes the log, and none takes it for
-    another program's.
-    """
-    openers = 4
-    for attempt in range(15):
-        gate = threading.Barrier(openers)
-
-        def identity(name: str, gate: threading.Barrier = gate) -> str:
-            gate.wait(TIMEOUT_MS / 1_000)
-            log = open_at(tmp_path / name)
-            log.close()
-            return log.identity
-
-        with ThreadPoolExecutor(openers) as pool:
-            assert 1 == len(set(pool.map(identity, [f"{attempt}.db"] * openers)))
 
 
 def test_a_held_write_lock_makes_writers_give_up_in_time(log: SqliteLog, path: Path) -> None:
