@@ -111,7 +111,7 @@ class _Closing:
     """The format version before the record that closed the log, and the offset of the record that
     set it.
 
-    Also the log of the copy, if the record names it; earlier code did not.
+    Also the log of the copy, if the record names it.
     """
 
     level: int

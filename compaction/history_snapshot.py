@@ -9,7 +9,7 @@ Invariants
   compacted snapshot covers all that is left.
 * A log that has its beginning and is not a copy needs none: it is folded from zero. If the cut is
   at the compacted snapshot's horizon, that snapshot replaces it.
-* A log without a kept past (a copy, or a log cut by earlier code) takes its compacted snapshot,
+* A log without a kept past (a copy, or a log that was cut without it) takes its compacted snapshot,
   before that is replaced. So does a log with a damaged record that only the past needs.
 
 How it is moved

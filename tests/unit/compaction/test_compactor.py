@@ -50,6 +50,12 @@ def log() -> Iterator[GapLog]:
     log.close()
 
 
+@pytest.fixture
+def one_broker(log: GapLog) -> Channel:
+    """A channel of one broker, on the log."""
+    return written(log, channel_with("a:1"))
+
+
 def test_a_log_becomes_short(log: GapLog) -> None:
     """All is in the snapshot, nothing is left on the log, and the view is what it was."""
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
@@ -68,9 +74,9 @@ def test_a_log_becomes_short(log: GapLog) -> None:
     assert all_of(channel.view) == all_of(restored_to_end(log))
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_a_second_one_finds_nothing_to_do(log: GapLog) -> None:
     """Compacting a log that has just been compacted writes and removes nothing, and says so."""
-    written(log, channel_with("a:1"))
     first, before = compacted(log), image_of(log)
     second = compacted(log)
     assert before is image_of(log)
@@ -94,11 +100,11 @@ def test_only_what_changed_is_written(log: GapLog) -> None:
     assert all_rows(channel.view) == image_of(log).rows
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_a_dry_run_changes_nothing(log: GapLog) -> None:
     """A dry run says what a compaction would say, fences nobody, writes nothing and removes
     nothing.
     """
-    written(log, channel_with("a:1"))
     log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
     other = GapLog(name=log.name)
     would = compacted(other, dry_run=True)
@@ -120,9 +126,9 @@ def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
     assert log.compacted_snapshot().load() is None
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_the_newest_ten_minutes_stay(log: GapLog) -> None:
     """By the real clock nothing of what was written just now is removed, whatever is asked for."""
-    written(log, channel_with("a:1"))
     done = compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS)
     assert (3, 1, 1) == (done.horizon, done.start, log.start())
 
@@ -306,11 +312,11 @@ def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
         compacted(log)
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_what_is_not_read_back_as_it_was_meant_removes_nothing(
     log: GapLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot that does not hold what was written to it is found out before the log is cut."""
-    written(log, channel_with("a:1"))
     compacted_snapshot = log.compacted_snapshot()
     replace_rows = compacted_snapshot.replace
 
@@ -325,11 +331,11 @@ def test_what_is_not_read_back_as_it_was_meant_removes_nothing(
     assert 1 == log.start()
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_a_truncation_that_did_nothing_is_told(
     log: GapLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that does not begin where it was cut is not called compacted."""
-    written(log, channel_with("a:1"))
     monkeypatch.setattr(log, "truncate", lambda below, *, timeout_ms: None)
     with pytest.raises(CompactionRefused, match="was to begin at offset 4 and begins at 1"):
         compacted(log)
@@ -349,20 +355,20 @@ def test_a_damaged_snapshot_is_written_anew(log: GapLog) -> None:
     assert all_rows(channel.view) == image_of(log).rows
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_a_channel_that_is_incomplete_is_left_alone(log: GapLog) -> None:
     """Where the beginning is gone without a snapshot, nothing is written that would make it look
     whole.
     """
-    written(log, channel_with("a:1"))
     log.truncate(2, timeout_ms=TIMEOUT_MS)
     with pytest.raises(ChannelIncomplete):
         compacted(log)
     assert log.compacted_snapshot().load() is None
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
     """With a cluster named, no other one's log is touched, whether it has a snapshot or not."""
-    written(log, channel_with("a:1"))
     for _ in range(2):
         with pytest.raises(ForeignLog):
             compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, cluster="mine", now_ms=in_an_hour)
@@ -397,9 +403,9 @@ def test_an_end_in_a_gap_is_an_end(log: GapLog) -> None:
     assert 50_001 == restored_to_end(log).offset
 
 
+@pytest.mark.usefixtures("one_broker")
 def test_a_check_ends_it(log: GapLog) -> None:
     """What `check` raises ends a compaction, which has written nothing by then."""
-    written(log, channel_with("a:1"))
 
     def too_late() -> None:
         raise TimeoutError

@@ -25,7 +25,7 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import LEVEL_CLOSED, Genesis, LevelRecord
+from equipoise.channel.core.records import LEVEL_CLOSED, AnyRecord, Genesis, LevelRecord
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
@@ -72,6 +72,20 @@ def new() -> Iterator[TroubledLog]:
     log = TroubledLog(name="memory:new")
     yield log
     log.close()
+
+
+@pytest.fixture
+def third() -> Iterator[MemoryLog]:
+    """Another log."""
+    log = MemoryLog(name="memory:third")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def left(old: TroubledLog) -> None:
+    """All brokers have left the channel of the old log."""
+    write(old, left_channel())
 
 
 def write(log: Log, channel: Channel) -> None:
@@ -132,6 +146,20 @@ def copied(old: Log, new: Log, *, again: bool = False, other_is_lost: bool = Fal
     )
 
 
+def refused(
+    error: type[Exception],
+    why: str | None,
+    old: Log,
+    new: Log,
+    *,
+    again: bool = False,
+    other_is_lost: bool = False,
+) -> None:
+    """Try to copy one log to the other."""
+    with pytest.raises(error, match=why):
+        copied(old, new, again=again, other_is_lost=other_is_lost)
+
+
 def held(view: View) -> dict[str, object]:
     """What a view says of its keys, but for the brokers, whose deaths a copy may have written
     down.
@@ -171,9 +199,9 @@ def check_copy(old: Log, new: Log, done: Copied) -> None:
         restored_to_end(old)
 
 
+@pytest.mark.usefixtures("left")
 def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledLog) -> None:
     """Its keys are as they were, and its offsets go on above where the old log was closed."""
-    write(old, left_channel())
     done = copied(old, new)
     check_copy(old, new, done)
     assert (CLUSTER, old.end(), 2, 1, 4, ()) == (
@@ -188,46 +216,38 @@ def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledL
     assert isinstance(decode(first.data), Genesis)
 
 
+@pytest.mark.usefixtures("left")
 def test_no_token_falls(old: TroubledLog, new: TroubledLog) -> None:
-    """Whoever joins the copy gets an incarnation, and for each bundle a token, above all that the
-    old log ever issued.
+    """Whoever joins the copy gets an incarnation, and for a bundle a token, above all that the old
+    log ever issued.
     """
-    write(old, left_channel())
     copied(old, new)
-    reader = restored(new)
-    position = new.end() + 1
 
-    def put(data: bytes) -> None:
-        new.append([data], timeout_ms=TIMEOUT_MS)
+    def put(make: Callable[[View, BundleEntry], AnyRecord]) -> BundleEntry:
+        view = restored_to_end(new)
+        new.append([encode(make(view, bundle_of(view)))], timeout_ms=TIMEOUT_MS)
+        return bundle_of(restored_to_end(new))
 
-    def read() -> View:
-        for entry in new.read(reader.position, limit=1_000):
-            assert reader.feed(entry).verdict.accepted
-        return reader.view
+    def opened(view: View, bundle: BundleEntry) -> AnyRecord:
+        incarnation = view.brokers["a"].incarnation
+        assert incarnation > old.end()
+        author = Author(publisher="a", incarnation=incarnation, sequence=1)
+        return propose.opened(author, bundle)
 
-    put(encode(joined("a", read(), instance_id="another")))
-    incarnation = read().brokers["a"].incarnation
-    assert incarnation == old.end() + position
-    for sequence, point in enumerate((0, 0x40000000), start=1):
-        bundle = taken(reader.view, point)
-        put(
-            encode(
-                propose.assign(
-                    Author(publisher="admin:ops", as_of=reader.view.offset),
-                    bundle,
-                    owner=incarnation,
-                )
-            )
+    put(lambda view, _: joined("a", view, instance_id="another"))
+    put(
+        lambda view, bundle: propose.assign(
+            Author(publisher="admin:ops", as_of=view.offset),
+            bundle,
+            owner=view.brokers["a"].incarnation,
         )
-        read()
-        author = Author(publisher="a", incarnation=incarnation, sequence=sequence)
-        put(encode(propose.opened(author, taken(reader.view, point))))
-        assert old.end() < taken(read(), point).token
+    )
+    assert old.end() < put(opened).token
 
 
-def taken(view: View, point: int) -> BundleEntry:
-    """The bundle that holds a point."""
-    bundle = view.bundle_at(NAMESPACE, point)
+def bundle_of(view: View) -> BundleEntry:
+    """The first bundle."""
+    bundle = view.bundle_at(NAMESPACE, 0)
     assert bundle is not None
     return bundle
 
@@ -266,8 +286,7 @@ def test_a_broker_that_renews_is_not_copied_away_from(
         monkeypatch.setattr(
             old, "wait", lambda *_, word=word, **__: old.append([word], timeout_ms=TIMEOUT_MS)
         )
-        with pytest.raises(OperatorError, match="in use by"):
-            copied(old, new)
+        refused(OperatorError, "in use by", old, new)
         assert [word] == [entry.data for entry in old.read(before, limit=10)][:1]
         assert [] == entries_of(new)
         assert restored_to_end(old).live
@@ -296,57 +315,53 @@ def test_a_broker_that_speaks_at_the_last_moment_is_heard(
             old.trouble = speak
 
     old.trouble = speak
-    with pytest.raises(OperatorError, match=f"in use by {'a' if word == 'renewal' else 'c'}:"):
-        copied(old, new)
+    refused(OperatorError, f"in use by {'a' if word == 'renewal' else 'c'}:", old, new)
     assert restored_to_end(old).live
     assert [] == entries_of(new)
 
 
-def test_of_two_copies_one_is_made(old: TroubledLog, new: TroubledLog) -> None:
+@pytest.mark.usefixtures("left")
+def test_of_two_copies_one_is_made(old: TroubledLog, new: TroubledLog, third: MemoryLog) -> None:
     """The log is closed once, by one of them; the other is refused, and its target stays empty."""
-    write(old, left_channel())
-    rival, third = TroubledLog(name="memory:old"), MemoryLog(name="memory:third")
+    rival = TroubledLog(name="memory:old")
 
     def overtake(_: bytes) -> None:
         old.trouble = lambda _: None
         copied(rival, third)
 
     old.trouble = overtake
-    with pytest.raises(LogClosed):
-        copied(old, new)
+    refused(LogClosed, None, old, new)
     assert ([], 1) == (entries_of(new), len(entries_of(third)))
     rival.close()
-    third.close()
 
 
-def test_a_copied_log_is_copied_again_only_on_demand(old: TroubledLog, new: TroubledLog) -> None:
+@pytest.mark.usefixtures("left")
+def test_a_copied_log_is_copied_again_only_on_demand(
+    old: TroubledLog, new: TroubledLog, third: MemoryLog
+) -> None:
     """Where the first copy is lost for good, the same one can be made anew on another log, above
     the same base.
     """
-    write(old, left_channel())
     first = copied(old, new)
-    with closing(MemoryLog(name="memory:other")) as other:
-        with pytest.raises(LogClosed):
-            copied(old, other)
-        refusal = (
-            f"{old.name} was closed at offset {old.end()} for its copy to memory:new, and"
-            " memory:other is not that log.*--other-is-lost"
-        )
-        with pytest.raises(OperatorError, match=refusal):
-            copied(old, other, again=True)
-        assert [] == entries_of(other)
-        second = copied(old, other, again=True, other_is_lost=True)
-        assert first == second
-        check_copy(old, other, second)
+    refused(LogClosed, None, old, third)
+    why = (
+        f"{old.name} was closed at offset {old.end()} for its copy to memory:new, and"
+        " memory:third is not that log.*--other-is-lost"
+    )
+    refused(OperatorError, why, old, third, again=True)
+    assert [] == entries_of(third)
+    second = copied(old, third, again=True, other_is_lost=True)
+    assert first == second
+    check_copy(old, third, second)
 
 
+@pytest.mark.usefixtures("left")
 def test_a_log_that_was_made_anew_under_the_same_name_is_another_one(
     old: TroubledLog, new: TroubledLog
 ) -> None:
     """The copy may have been moved away and be in use: what tells logs apart is not how they are
     called.
     """
-    write(old, left_channel())
     copied(old, new)
     new.close()
     with (
@@ -356,10 +371,10 @@ def test_a_log_that_was_made_anew_under_the_same_name_is_another_one(
         copied(old, anew, again=True)
 
 
-def test_a_log_that_an_earlier_version_closed_is_copied_again(
+def test_a_log_whose_last_record_names_no_copy_is_copied_again(
     old: TroubledLog, new: TroubledLog
 ) -> None:
-    """Its last record names no log, and a form of that name which nobody knows is none."""
+    """A form of that name which nobody knows is none."""
     channel = left_channel()
     closed = encode(propose.close_log(channel.admin(), channel.view))
     channel.put_bytes(closed[:-1] + b',"copied_to":7,"copied_to_identity":{}}')
@@ -378,15 +393,14 @@ def test_a_name_that_is_no_text_is_told_as_far_as_it_can_be(old: TroubledLog) ->
     assert b'"copied_to":"sqlite:new?.db"' in encode(record)
 
 
+@pytest.mark.usefixtures("left")
 def test_a_target_takes_its_name_before_the_log_is_closed(
-    old: TroubledLog, new: TroubledLog
+    old: TroubledLog, new: TroubledLog, third: MemoryLog
 ) -> None:
     """So that a copy which dies then is finished on the log that the closed one names; if it
     cannot, nothing is closed.
     """
-    write(old, left_channel())
     end = old.end()
-    third = MemoryLog(name="memory:third")
 
     def fail() -> Log:
         raise LogUnavailable(log="memory:new", problem="no such name")
@@ -409,15 +423,14 @@ def test_a_target_takes_its_name_before_the_log_is_closed(
     assert end == old.end()
     check_copy(old, new, copied_with(name_target))
     assert [] == entries_of(third)
-    third.close()
 
 
 @pytest.mark.parametrize("step", ["genesis", "snapshot", "answer"])
+@pytest.mark.usefixtures("left")
 def test_a_copy_that_died_is_finished(
     step: str, old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it died, it is made again, and comes to the same view."""
-    write(old, left_channel())
 
     def die(*_: object, **__: object) -> None:
         raise LogUnavailable(log="memory:new", problem="it is gone")
@@ -429,11 +442,9 @@ def test_a_copy_that_died_is_finished(
             dying.setattr(type(new.compacted_snapshot()), "replace", die)
         else:
             dying.setattr("equipoise.compaction.copying.Copied", die)
-        with pytest.raises(LogUnavailable):
-            copied(old, new)
+        refused(LogUnavailable, None, old, new)
     new.trouble = lambda _: None
-    with pytest.raises(LogClosed):
-        copied(old, new)
+    refused(LogClosed, None, old, new)
     if step == "snapshot":
         with pytest.raises(ChannelIncomplete):  # Nobody takes it for a new log.
             restored(new)
@@ -443,9 +454,9 @@ def test_a_copy_that_died_is_finished(
     check_copy(old, new, copied(old, new, again=True))
 
 
+@pytest.mark.usefixtures("left")
 def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: TroubledLog) -> None:
     """The old log is not touched then."""
-    write(old, left_channel())
     end = old.end()
     view = restored_to_end(old)
     compacted_snapshot = new.compacted_snapshot()
@@ -453,19 +464,16 @@ def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: Troubled
     compacted_snapshot.replace(
         rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS
     )
-    with pytest.raises(CallerError, match="it has a snapshot already"):
-        copied(old, new)
+    refused(CallerError, "it has a snapshot already", old, new)
     new.append([b"x"], timeout_ms=TIMEOUT_MS)
-    with pytest.raises(CallerError, match="it has records already"):
-        copied(old, new)
+    refused(CallerError, "it has records already", old, new)
     new.truncate(2, timeout_ms=TIMEOUT_MS)
-    with pytest.raises(CallerError, match="it has records already"):
-        copied(old, new)
+    refused(CallerError, "it has records already", old, new)
     assert end == old.end()
 
 
 def test_an_unfinished_copy_of_another_channel_is_refused(
-    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch, third: MemoryLog
 ) -> None:
     """A target is finished only with what it was begun with."""
     other = TroubledLog(name="memory:other")
@@ -480,16 +488,11 @@ def test_an_unfinished_copy_of_another_channel_is_refused(
         with pytest.raises(pytest.fail.Exception):
             copied(other, new)
     end = old.end()
-    with pytest.raises(CallerError, match="of another channel"):
-        copied(old, new)
+    refused(CallerError, "of another channel", old, new)
     assert end == old.end()
-    third = MemoryLog(name="memory:third")
     copied(old, third)
-    with pytest.raises(OperatorError, match="two copies would issue the same tokens"):
-        copied(old, new, again=True)
-    with pytest.raises(CallerError, match="of another channel"):
-        copied(old, new, again=True, other_is_lost=True)
-    third.close()
+    refused(OperatorError, "two copies would issue the same tokens", old, new, again=True)
+    refused(CallerError, "of another channel", old, new, again=True, other_is_lost=True)
     other.close()
 
 
@@ -498,16 +501,15 @@ def test_a_log_that_has_not_begun_is_not_copied(old: TroubledLog, new: TroubledL
     log.
     """
     old.append([b"garbage"], timeout_ms=TIMEOUT_MS)
-    with pytest.raises(LogNotBegun):
-        copied(old, new)
+    refused(LogNotBegun, None, old, new)
     assert (1, 0) == (old.end(), new.end())
 
 
+@pytest.mark.usefixtures("left")
 def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: TroubledLog) -> None:
     """A broker that was pointed at the new log too early is noticed, and the copy not taken for
     one.
     """
-    write(old, left_channel())
     stranger = MemoryLog(name="memory:new")
 
     def begin(_: bytes) -> None:
@@ -516,8 +518,7 @@ def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: Troubl
         )
 
     new.trouble = begin
-    with pytest.raises(CallerError, match="somebody began it while the copy was made"):
-        copied(old, new)
+    refused(CallerError, "somebody began it while the copy was made", old, new)
     reader = restored(new)
     verdicts = [reader.feed(entry).verdict.accepted for entry in entries_of(new)]
     assert ([True, False], 0, {}) == (verdicts, reader.view.base, dict(reader.view.bundles))
@@ -525,20 +526,19 @@ def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: Troubl
     stranger.close()
 
 
+@pytest.mark.usefixtures("left")
 def test_a_target_that_was_begun_leaves_the_old_log_open(
     old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While brokers are listened for somebody may begin the new log; that is seen before the old
     one is closed.
     """
-    write(old, left_channel())
     monkeypatch.setattr(
         "equipoise.compaction.copying._Copier.declare_silent_dead",
         lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and (),
     )
     end = old.end()
-    with pytest.raises(CallerError, match="nothing can be copied to"):
-        copied(old, new)
+    refused(CallerError, "nothing can be copied to", old, new)
     assert end == old.end()
 
 
@@ -554,17 +554,16 @@ def test_all_who_speak_are_named(
     monkeypatch.setattr(
         old, "wait", lambda *_, **__: old.append([next(words)], timeout_ms=TIMEOUT_MS)
     )
-    with pytest.raises(OperatorError, match="in use by a, b: stop"):
-        copied(old, new)
+    refused(OperatorError, "in use by a, b: stop", old, new)
 
 
+@pytest.mark.usefixtures("left")
 def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(
     old: TroubledLog, new: TroubledLog
 ) -> None:
     """A reader that was there before the copy does not come to another view than one that starts
     after it.
     """
-    write(old, left_channel())
     early = restored(new)
     copied(old, new)
     [genesis] = new.read(early.position, limit=10)
@@ -573,40 +572,38 @@ def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(
     assert old.end() == restored(new).view.base
 
 
+@pytest.mark.usefixtures("left")
 def test_a_log_that_was_cut_off_is_copied(old: TroubledLog, new: TroubledLog) -> None:
     """A compacted channel is copied from its snapshot on."""
-    write(old, left_channel())
     cut_off(old, horizon=4, below=5)
     check_copy(old, new, copied(old, new))
 
 
-def test_a_copy_is_copied(old: TroubledLog, new: TroubledLog) -> None:
+@pytest.mark.usefixtures("left")
+def test_a_copy_is_copied(old: TroubledLog, new: TroubledLog, third: MemoryLog) -> None:
     """Back to the first kind of log, or on to a third: offsets rise each time."""
-    write(old, left_channel())
     first = copied(old, new)
-    third = MemoryLog(name="memory:third")
     second = copied(new, third)
     check_copy(new, third, second)
     assert second.base > first.base + 1
-    third.close()
 
 
-def test_without_its_snapshot_a_copy_says_nothing(old: TroubledLog, new: TroubledLog) -> None:
+@pytest.mark.usefixtures("left")
+def test_without_its_snapshot_a_copy_says_nothing(
+    old: TroubledLog, new: TroubledLog, third: MemoryLog
+) -> None:
     """Its records alone would come to an empty view; they are refused instead."""
-    write(old, left_channel())
     copied(old, new)
-    bare = MemoryLog(name="memory:bare")
-    bare.append([entry.data for entry in entries_of(new)], timeout_ms=TIMEOUT_MS)
+    third.append([entry.data for entry in entries_of(new)], timeout_ms=TIMEOUT_MS)
     with pytest.raises(ChannelIncomplete):
-        restored(bare)
-    bare.close()
+        restored(third)
 
 
+@pytest.mark.usefixtures("left")
 def test_who_sleeps_through_a_copy_stops_when_it_wakes(old: TroubledLog, new: TroubledLog) -> None:
     """A reader of the old log, of whatever version, folds nothing behind the record that closed
     it.
     """
-    write(old, left_channel())
     sleeper = Reader(log=old.name)
     for entry in entries_of(old):
         sleeper.feed(entry)
@@ -653,9 +650,9 @@ def test_a_backup_begins_above_all_that_was_issued(new: TroubledLog) -> None:
         assert old.end() + 1_000 == backed_up(old, new).base
 
 
+@pytest.mark.usefixtures("left")
 def test_a_log_with_a_damaged_snapshot_is_backed_up(old: TroubledLog, new: TroubledLog) -> None:
     """Also if its beginning is gone, so that no broker would start on it."""
-    write(old, left_channel())
     view = restored_to_end(old)
     compacted(old, retain=Retention(unit="offsets", amount=4))
     image = image_of(old)
@@ -669,15 +666,15 @@ def test_a_log_with_a_damaged_snapshot_is_backed_up(old: TroubledLog, new: Troub
     assert held(view) == held(restored_to_end(new))
 
 
-def test_what_cannot_be_backed_up_is_refused(old: TroubledLog, new: TroubledLog) -> None:
+def test_what_cannot_be_backed_up_is_refused(
+    old: TroubledLog, new: TroubledLog, third: MemoryLog
+) -> None:
     with pytest.raises(LogNotBegun):
         backed_up(old, new)
     write(old, left_channel())
     copied(old, new)
-    other = MemoryLog(name="memory:other")
     with pytest.raises(LogClosed):
-        backed_up(old, other)
-    write(other, left_channel())
+        backed_up(old, third)
+    write(third, left_channel())
     with pytest.raises(CallerError, match="it has records already"):
-        backed_up(other, new)
-    other.close()
+        backed_up(third, new)

@@ -46,10 +46,9 @@ def log() -> Iterator[GapLog]:
 
 
 @pytest.fixture
-def channel() -> Channel:
-    """One broker, a namespace of four bundles, and some renewals: ten records."""
-    channel = channel_with("a:1", bundles=4)
-    renewed(channel, 7)
+def channel(log: GapLog) -> Channel:
+    """One broker, a namespace of four bundles, and some renewals: ten records, all on the log."""
+    channel = written(log, renewed(channel_with("a:1", bundles=4), 7))
     assert 10 == channel.view.offset
     return channel
 
@@ -64,7 +63,6 @@ def test_where_zero_or_the_snapshot_tells_all_there_is_no_history(
     log: GapLog, channel: Channel
 ) -> None:
     """No history snapshot is written while nothing is cut, nor where nothing is kept."""
-    written(log, channel)
     compacted(log, retain=Retention(unit="offsets", amount=100))
     assert (1, None, -1) == (log.start(), log.history_snapshot().load(), earliest(log).view.offset)
     compacted(log)
@@ -75,7 +73,6 @@ def test_a_history_that_the_log_has_passed_is_none(log: GapLog, channel: Channel
     """One that is left below the log's beginning is no damage, and the next that is needed takes
     its place.
     """
-    written(log, channel)
     compacted(log, retain=KEPT)
     compacted(log)
     assert (11, None, None, 10) == (
@@ -94,7 +91,6 @@ def test_a_history_is_not_lowered(log: GapLog, channel: Channel) -> None:
     """A longer retention leaves the history snapshot where it is: what lies below can be told no
     more, and what lies above still can.
     """
-    written(log, channel)
     compacted(log, retain=Retention(unit="offsets", amount=2))
     before = log.history_snapshot().load()
     written(log, renewed(channel, 3))
@@ -107,7 +103,6 @@ def test_a_cut_in_a_gap_is_lowered_to_the_record_before(log: GapLog, channel: Ch
     """Without a record just below the cut, the log begins right after the history snapshot's last
     record and keeps nothing more.
     """
-    written(log, channel)
     log.leap(50)
     log.put(*(((offset + 50), data) for offset, data in channel.entries[-1:]))  # A late duplicate.
     done = compacted(log, retain=Retention(unit="offsets", amount=20))
@@ -117,7 +112,6 @@ def test_a_cut_in_a_gap_is_lowered_to_the_record_before(log: GapLog, channel: Ch
 
 def test_a_dry_run_tells_where_the_log_would_begin(log: GapLog, channel: Channel) -> None:
     """A dry run folds what the history snapshot would be, and claims and writes nothing."""
-    written(log, channel)
     log.leap(50)
     log.put(*(((offset + 50), data) for offset, data in channel.entries[-1:]))
     log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
@@ -136,7 +130,6 @@ def test_who_comes_between_look_and_claim_is_seen(
     """A history snapshot that another compactor has moved meanwhile is not put lower by one that
     looked at it before.
     """
-    written(log, channel)
     other, history_snapshot = GapLog(name=log.name), log.history_snapshot()
     claim = history_snapshot.claim
 
@@ -168,7 +161,6 @@ def test_a_damaged_history_costs_the_past_alone(
     """It is a finding and a warning; the log is told from its snapshot on, which the next
     compaction makes the history snapshot.
     """
-    written(log, channel)
     compacted(log, retain=KEPT)
     spoil(log)
     with caplog.at_level(logging.WARNING):
@@ -192,7 +184,6 @@ def test_a_history_that_cannot_be_had_costs_the_past_alone(
     """Where a right is missing on its topic, tools look back as far as the snapshot goes; whoever
     would move it says what is missing.
     """
-    written(log, channel)
     compacted(log, retain=KEPT)
 
     def denied(**_: object) -> NoReturn:
@@ -233,7 +224,6 @@ def test_a_damaged_record_of_the_past_is_in_nobodys_way(
 
 def test_an_audit_begins_with_the_history(log: GapLog, channel: Channel) -> None:
     """Then the snapshot is compared with what the log folds to from there."""
-    written(log, channel)
     compacted(log, retain=KEPT)
     findings = verify(log)
     assert (5, True, 10, False) == (
@@ -249,7 +239,6 @@ def test_an_audit_compares_snapshot_and_history(log: GapLog, channel: Channel) -
     """A snapshot that agrees with the history snapshot passes; one that leads to another view than
     the log is a finding.
     """
-    written(log, channel)
     compacted(log, retain=KEPT)
     write_snapshot(log, fold(channel.entries[:5]), clear=True)
     assert (5, 5, True) == (
@@ -270,7 +259,6 @@ def test_an_audit_begins_with_the_snapshot_where_that_is_lower(
     """A compactor that died after moving the history snapshot past the snapshot leaves both logs in
     order.
     """
-    written(log, channel)
     compacted(log)
     written(log, renewed(channel, 10))
     with pytest.raises(DiedError):
