@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_name_in_the_certificate_may_stand_for_many(tmp_path: Path) -> None:
     assert used.server is not None
 
 
-def of(authority: Authority, *names: str, days: float = 1, **changes: Path | None) -> TlsFiles:
+def of(authority: Authority, *names: str, days: float = 1, **changes: Any) -> TlsFiles:
     """Return the files of a broker `b`, with some of them changed."""
     return replace(files_of(authority, authority.issue("b", *names, days=days)), **changes)
 

@@ -37,6 +37,16 @@ ME = Identity(role="me", method=TOKEN, valid_ms=None)
 TOKENS = [token(), token("another", exp=NOW_S + 60)]
 FOREIGN = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
 OTHER = b"another secret of 32 bytes or more"
+WRONG_CLAIMS: tuple[dict[str, object], ...] = (
+    {"exp": "tomorrow"},
+    {"exp": True},
+    {"nbf": []},
+    {"exp": 10**400},
+    {"sub": ""},
+    {"sub": 7},
+    {"sub": []},
+    {"sub": "a\nb"},
+)
 AUDIENCES: tuple[str | list[str], ...] = ("orders", ["bills", "orders"])
 
 
@@ -126,19 +136,7 @@ def test_a_token_of_a_known_key_is_accepted(text: str, verifier: TokenVerifier) 
         (token(exp=1, key=OTHER), SEVERAL, Fault.EXPIRED),
         (unsigned({"alg": "none"}), SEVERAL, Fault.FORGED),
         (jwt.encode({"sub": "me"}, FOREIGN, algorithm="RS256"), SEVERAL, Fault.FORGED),
-        *(
-            (raw({"sub": "me"} | claims), VERIFIER, Fault.MALFORMED)
-            for claims in (
-                {"exp": "tomorrow"},
-                {"exp": True},
-                {"nbf": []},
-                {"exp": 10**400},
-                {"sub": ""},
-                {"sub": 7},
-                {"sub": []},
-                {"sub": "a\nb"},
-            )
-        ),
+        *((raw({"sub": "me"} | claims), VERIFIER, Fault.MALFORMED) for claims in WRONG_CLAIMS),
         (raw({"name": "me"}), VERIFIER, Fault.MALFORMED),
         (token("me"), by(secret_key(SECRET), claim="roles"), Fault.MALFORMED),
         *(
