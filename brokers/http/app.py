@@ -26,10 +26,6 @@ from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import TopicName
 
-BACKLOG: Final = 1_024
-"""Accepted connections that wait for the event loop. Many clients connect at once after the death
-of their broker."""
-
 SHUTDOWN_S: Final = 2.0
 """After a broker has left, requests in progress get this long to finish."""
 
@@ -100,7 +96,6 @@ async def served(
             listening,
             connections.made,
             port="http",
-            backlog=BACKLOG,
             certificates=worker.access.certificates,
             handshakes=worker.access.handshakes,
         )

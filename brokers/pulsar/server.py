@@ -31,9 +31,6 @@ from equipoise.channel.core.errors import EquipoiseError
 
 _logger: Final = logging.getLogger(__name__)
 
-# Connections waiting to be accepted: enough for all clients of a broker that died.
-_BACKLOG: Final = 1_024
-
 # How long one wait for changes of policies takes. Any number will do.
 _FOLLOW_MS: Final = 3_600_000
 
@@ -85,7 +82,6 @@ class Server:
             listening,
             self.new_link,
             port=PULSAR,
-            backlog=_BACKLOG,
             certificates=self._worker.access.certificates,
             handshakes=self._worker.access.handshakes,
         )

@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
@@ -17,35 +17,25 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from equipoise.brokers.decision_log import DecisionLog
-from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
+from equipoise.brokers.errors import InvalidConfig, invalid_service
 from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.answers import typed
-from equipoise.brokers.http.app import BACKLOG, make_app, served
+from equipoise.brokers.http.app import make_app, served
 from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
-from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.failures import RepeatedFailures
-from equipoise.brokers.runtime.loops.balancing import Balancing, SettingsInForce
-from equipoise.brokers.runtime.loops.compacting import Compacting
-from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
-from equipoise.brokers.runtime.loops.file_watch import FileWatch
-from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
-from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
-from equipoise.brokers.runtime.loops.splitting import Splitting
+from equipoise.brokers.runtime.listening import bind_locally, bound, own_addresses, with_room
+from equipoise.brokers.runtime.loops.background import loops_of
 from equipoise.brokers.runtime.router import ChannelLoss
-from equipoise.brokers.runtime.service import PEER, Service, http_address
+from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import (
     DeadlineExceeded,
     EquipoiseError,
     LogUnavailable,
-    OperatorError,
 )
-from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
-from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
 from equipoise.channel.system.stop_signals import stop_event
 
 if TYPE_CHECKING:
@@ -110,11 +100,11 @@ class Broker:
         config, addresses = self._config, self._advertised_addresses
         is_served = self._listens or self._socket_path is not None
         if is_served:
-            config = _with_room(config)
+            config = with_room(config)
         if self._listens:
-            config, listening = _bound(config, parts)
+            config, listening = bound(config, parts)
             addresses = (
-                _own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening)
+                own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening)
                 | addresses
             )
         worker = Worker(config, self._services, addresses=addresses, serves_peers=is_served)
@@ -144,12 +134,7 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        watching = [FileWatch(worker).run(), PeerAddresses(worker).run()] if listening else []
-        if config.tls_files.paths():
-            watching.append(worker.access.certificates.run())
-        if worker.access.gate is not None:
-            watching.append(worker.access.gate.run())
-        for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
+        for loop in loops_of(worker, listens=bool(listening)):
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
 
@@ -228,26 +213,6 @@ async def _cancelled(task: asyncio.Future[None]) -> None:
     await asyncio.wait([task])
 
 
-def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
-    """Return the loops that report load, place and shed, split and merge, and record decisions.
-
-    All of them always run, because the settings that enable them change at run time.
-    """
-    log_url, settings = worker.config.log_url, SettingsInForce(worker)
-    metrics = worker.metrics.balancing
-    writer = DecisionWriter(
-        DecisionLog(log_url),
-        broker=worker.broker_id,
-        clock=worker.clock,
-        counted=metrics.decided,
-    )
-    # One bus handle per loop, because each loop uses its handle in its own threads.
-    reporter = LoadReporter(worker, LoadBus(log_url), settings)
-    balancing = Balancing(worker, LoadBus(log_url), settings=settings, decided=writer.decided)
-    splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
-    return (writer.run(), reporter.run(), balancing.run(), splitting.run())
-
-
 @asynccontextmanager
 async def _serving(
     worker: Worker,
@@ -311,62 +276,6 @@ async def _serving_pulsar(
         yield PulsarAdmin(worker, server, lookups)
 
 
-def _bound(
-    config: WorkerConfig, parts: AsyncExitStack
-) -> tuple[WorkerConfig, dict[str, socket.socket]]:
-    """Bind the ports, and return the settings with the numbers of those that were free. Raise
-    `OperatorError`.
-    """
-    listening: dict[str, socket.socket] = {}
-    for name in ("http_port", "pulsar_port"):
-        port = getattr(config, name)
-        if port is not None:
-            listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
-            config = config.model_copy(update={name: listening[name].getsockname()[1]})
-    return config, listening
-
-
-def _own_addresses(
-    config: WorkerConfig, advertised: Mapping[str, str], *, speaks_pulsar: bool
-) -> dict[str, str]:
-    """Return the addresses of the broker's own ports. If the program advertises one for HTTP, only
-    other brokers connect to the port.
-    """
-    http = (
-        _by_scheme(config.http_url) if http_address(advertised) is None else {PEER: config.http_url}
-    )
-    return http | (_by_scheme(config.pulsar_url) if speaks_pulsar else {})
-
-
-def _by_scheme(url: str) -> dict[str, str]:
-    """Return an address by its protocol, as brokers advertise it."""
-    return {url.partition("://")[0]: url}
-
-
-def _with_room(config: WorkerConfig) -> WorkerConfig:
-    """Return the settings with connection limits that fit the process's limit of open files. Warn
-    if they are reduced.
-    """
-    pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
-    wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
-    files = wanted.http + wanted.pulsar + RESERVED
-    room = room_for_files(files)
-    shares = wanted if room >= files else shared_out(room, wanted)
-    if shares == wanted:
-        return config
-    _logger.warning(
-        "connection limits reduced: this process may open only %d files. HTTP connections: %d"
-        " instead of %d (http_connections_max); Pulsar connections: %d instead of %d"
-        " (pulsar_connections_max). Raise the limit (ulimit -n) to %d, or set smaller limits",
-        *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
-        extra={"broker": config.id},
-    )
-    limits = {"http_connections_max": shares.http} | (
-        {"pulsar_connections_max": shares.pulsar} if pulsar else {}
-    )
-    return config.model_copy(update=limits)
-
-
 def _add_routes(app: web.Application, service: Service) -> None:
     """Add the routes of a service. Raises `CallerError` if one is invalid."""
     name = type(service).__name__
@@ -409,43 +318,6 @@ def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
         and (known.method, known.resource.canonical) == (route.method, route.path)
         for known in routes
     )
-
-
-def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
-    """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this
-    fails.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = forked.new_socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise cannot_listen(
-            address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting
-        ) from error
-    listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
-    return listening
-
-
-def bind_locally(path: Path) -> socket.socket:
-    """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is
-    too long for the system.
-    """
-    listening = forked.new_socket(socket.AF_UNIX)
-    try:
-        listening.bind(str(path))
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        what = f"cannot listen on the Unix socket {path}: {error.strerror or error}"
-        raise OperatorError(
-            f"{what}; set TMPDIR to a short path of a directory on a local disk"
-        ) from error
-    listening.setblocking(False)  # noqa: FBT003 - as above
-    return listening
 
 
 # The pause after a failed attempt to open the log: cheap, and short compared with a start.

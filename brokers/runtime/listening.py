@@ -1,5 +1,5 @@
-"""Accept connections at a bound socket: plain ones by asyncio, or those of TLS after a bounded
-number of handshakes at a time.
+"""Bind the ports of a broker, and accept connections there: plain ones by asyncio, or those of TLS
+after a bounded number of handshakes at a time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,37 @@ import socket
 import ssl
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from equipoise.brokers.errors import cannot_listen
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import PEER, http_address
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.limits import identity_of_address
 from equipoise.brokers.security.tls import Certificates, certificate_problem
-from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE, RESERVED
+from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.system import forked
+from equipoise.channel.system.open_files import (
+    ACCEPTED_AT_ONCE,
+    RESERVED,
+    Shares,
+    room_for_files,
+    shared_out,
+)
 
 _logger: Final = logging.getLogger(__name__)
 
 PORTS: Final = ("http", "pulsar")
+
+BACKLOG: Final = 1_024
+"""Accepted connections of one port that wait for the event loop. Many clients connect at once after
+the death of their broker."""
 
 HANDSHAKES_MAX: Final = RESERVED // len(PORTS) // 2
 """Handshakes of one port at a time. They are not counted as connections yet, and together use half
@@ -75,6 +92,99 @@ _PLAIN: Final = frozenset(
 _VERSION: Final = frozenset(
     {"UNSUPPORTED_PROTOCOL", "NO_SHARED_CIPHER", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"}
 )
+
+
+def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
+    """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this
+    fails.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = forked.new_socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise cannot_listen(
+            address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting
+        ) from error
+    listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
+    return listening
+
+
+def bind_locally(path: Path) -> socket.socket:
+    """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is
+    too long for the system.
+    """
+    listening = forked.new_socket(socket.AF_UNIX)
+    try:
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        what = f"cannot listen on the Unix socket {path}: {error.strerror or error}"
+        raise OperatorError(
+            f"{what}; set TMPDIR to a short path of a directory on a local disk"
+        ) from error
+    listening.setblocking(False)  # noqa: FBT003 - as above
+    return listening
+
+
+def bound(
+    config: WorkerConfig, parts: AsyncExitStack
+) -> tuple[WorkerConfig, dict[str, socket.socket]]:
+    """Bind the ports, and return the settings with the numbers of those that were free. Raise
+    `OperatorError`.
+    """
+    listening: dict[str, socket.socket] = {}
+    for name in ("http_port", "pulsar_port"):
+        port = getattr(config, name)
+        if port is not None:
+            listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
+            config = config.model_copy(update={name: listening[name].getsockname()[1]})
+    return config, listening
+
+
+def own_addresses(
+    config: WorkerConfig, advertised: Mapping[str, str], *, speaks_pulsar: bool
+) -> dict[str, str]:
+    """Return the addresses of the broker's own ports. If the program advertises one for HTTP, only
+    other brokers connect to the port.
+    """
+    http = (
+        _by_scheme(config.http_url) if http_address(advertised) is None else {PEER: config.http_url}
+    )
+    return http | (_by_scheme(config.pulsar_url) if speaks_pulsar else {})
+
+
+def _by_scheme(url: str) -> dict[str, str]:
+    """Return an address by its protocol, as brokers advertise it."""
+    return {url.partition("://")[0]: url}
+
+
+def with_room(config: WorkerConfig) -> WorkerConfig:
+    """Return the settings with connection limits that fit the process's limit of open files. Warn
+    if they are reduced.
+    """
+    pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
+    wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
+    files = wanted.http + wanted.pulsar + RESERVED
+    room = room_for_files(files)
+    shares = wanted if room >= files else shared_out(room, wanted)
+    if shares == wanted:
+        return config
+    _logger.warning(
+        "connection limits reduced: this process may open only %d files. HTTP connections: %d"
+        " instead of %d (http_connections_max); Pulsar connections: %d instead of %d"
+        " (pulsar_connections_max). Raise the limit (ulimit -n) to %d, or set smaller limits",
+        *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
+        extra={"broker": config.id},
+    )
+    limits = {"http_connections_max": shares.http} | (
+        {"pulsar_connections_max": shares.pulsar} if pulsar else {}
+    )
+    return config.model_copy(update=limits)
 
 
 class Listener(Protocol):
@@ -160,18 +270,17 @@ async def listen(
     made: Callable[[], asyncio.Protocol],
     *,
     port: str,
-    backlog: int,
     certificates: Certificates,
     handshakes: Handshakes,
 ) -> Listener:
     """Accept connections at a bound socket, by TLS if there is a certificate and it is no Unix
     socket. `made` returns the next protocol.
 
-    `port` is one of `PORTS`. `backlog` connections may wait to be accepted.
+    `port` is one of `PORTS`.
     """
     is_local = listening.family == socket.AF_UNIX
     if certificates.server is not None and not is_local:
-        listening.listen(backlog)
+        listening.listen(BACKLOG)
         return _TlsListener(
             listening, made, port=port, certificates=certificates, handshakes=handshakes
         )
@@ -179,7 +288,7 @@ async def listen(
     create = loop.create_unix_server if is_local else loop.create_server
     server = await create(made, sock=listening, backlog=ACCEPTED_AT_ONCE)
     # asyncio uses one number for two limits: waiting connections, and connections accepted at once.
-    listening.listen(backlog)
+    listening.listen(BACKLOG)
     return server
 
 

@@ -19,7 +19,7 @@ from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime import broker as module
-from equipoise.brokers.runtime import snapshots
+from equipoise.brokers.runtime import listening, snapshots
 from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
@@ -139,7 +139,7 @@ async def test_a_low_limit_of_open_files_reduces_the_connections(
         wanted.append(files)
         return room
 
-    monkeypatch.setattr(module, "room_for_files", answer)
+    monkeypatch.setattr(listening, "room_for_files", answer)
     path = {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path}
     limits = {"http_connections_max": 100, "pulsar_connections_max": 1_000}
     config = WorkerConfig.model_validate(

@@ -106,7 +106,7 @@ async def port(
     bound = socket.create_server((HOST, 0))
     bound.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
     listener = await listen(
-        bound, Echo, port="pulsar", backlog=1_024, certificates=certificates, handshakes=handshakes
+        bound, Echo, port="pulsar", certificates=certificates, handshakes=handshakes
     )
     try:
         yield Port(authority, certificates, bound.getsockname()[1], metrics)

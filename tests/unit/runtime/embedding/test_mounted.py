@@ -18,8 +18,8 @@ from yarl import URL
 from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.http.guard import ARRIVED_AT
-from equipoise.brokers.runtime.broker import bind_locally
 from equipoise.brokers.runtime.embedding.mounted import MountedHttp
+from equipoise.brokers.runtime.listening import bind_locally
 
 pytestmark = pytest.mark.integration
 

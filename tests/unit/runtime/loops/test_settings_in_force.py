@@ -11,7 +11,7 @@ from equipoise.brokers.agent.requests import SetSettings
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.operations.on_channel import submit
-from equipoise.brokers.runtime.loops.balancing import SettingsInForce
+from equipoise.brokers.runtime.loops.background import SettingsInForce
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document, Scalar
 from tests.unit.http.cluster import cluster, until
@@ -51,7 +51,7 @@ async def test_an_unreadable_setting_is_logged_once_and_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other settings of the same record apply."""
-    caplog.set_level("ERROR", logger="equipoise.brokers.runtime.loops.balancing")
+    caplog.set_level("ERROR", logger="equipoise.brokers.runtime.loops.background")
     async with cluster(tmp_path, brokers=1) as brokers:
         worker = brokers.brokers[0].worker
         settings = SettingsInForce(worker)
@@ -66,6 +66,6 @@ async def test_an_unreadable_setting_is_logged_once_and_ignored(
     (line,) = (
         record.getMessage()
         for record in caplog.records
-        if record.name == "equipoise.brokers.runtime.loops.balancing"
+        if record.name == "equipoise.brokers.runtime.loops.background"
     )
     assert "balancing.shed_interval_ms" in line

@@ -1,0 +1,91 @@
+"""Put together what one broker does beside serving: report its load, balance, split and merge,
+compact, and watch what may change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Final
+
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
+from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.runtime.loops.balancing import Balancing
+from equipoise.brokers.runtime.loops.compacting import Compacting
+from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
+from equipoise.brokers.runtime.loops.file_watch import FileWatch
+from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
+from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
+from equipoise.brokers.runtime.loops.splitting import Splitting
+from equipoise.brokers.runtime.worker import Worker
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def loops_of(worker: Worker, *, listens: bool) -> Sequence[Coroutine[None, None, None]]:
+    """Return the loops of a worker, which `listens` to clients.
+
+    Those of balancing always run, because the settings that enable them change at run time.
+    """
+    log_url, settings = worker.config.log_url, SettingsInForce(worker)
+    metrics = worker.metrics.balancing
+    writer = DecisionWriter(
+        DecisionLog(log_url),
+        broker=worker.broker_id,
+        clock=worker.clock,
+        counted=metrics.decided,
+    )
+    # One bus handle per loop, because each loop uses its handle in its own threads.
+    reporter = LoadReporter(worker, LoadBus(log_url), settings)
+    balancing = Balancing(worker, LoadBus(log_url), settings=settings, decided=writer.decided)
+    splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
+    loops = [
+        writer.run(),
+        reporter.run(),
+        balancing.run(),
+        splitting.run(),
+        Compacting(worker).run(),
+    ]
+    if listens:
+        loops += [FileWatch(worker).run(), PeerAddresses(worker).run()]
+    if worker.config.tls_files.paths():
+        loops.append(worker.access.certificates.run())
+    if worker.access.gate is not None:
+        loops.append(worker.access.gate.run())
+    return loops
+
+
+class SettingsInForce:
+    """A callable that returns the current settings: the channel's, and the broker's own where the
+    channel has none.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._base = worker.config.base_settings
+        self._settings = self._base
+        self._last: int | None = None
+
+    def __call__(self) -> BalancingSettings:
+        """Return the settings, parsed again only after a change. An unreadable one is logged, and
+        the broker's own applies.
+        """
+        view = self._worker.view
+        entry = view.policies.get(KEY)
+        last = None if entry is None else entry.last
+        if last != self._last:
+            self._last = last
+            self._settings = settings_in(view, self._base)
+            for problem in problems_in(view, self._base):
+                _logger.error(
+                    "balancing setting ignored: %s",
+                    problem,
+                    extra={"broker": self._worker.broker_id},
+                )
+            _logger.info(
+                "balancing settings changed",
+                extra={"broker": self._worker.broker_id, "offset": last},
+            )
+        return self._settings
