@@ -167,6 +167,18 @@ def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
     )
 
 
+def joined_in(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Return the brokers that joined, for the first time or again."""
+    return tuple(
+        change.name
+        for change in changes
+        if isinstance(change, BrokerChanged)
+        and change.after is not None
+        and change.after.live
+        and (change.before not in ("up", "draining") or change.dead is not None)
+    )
+
+
 def _has_moved(
     before: BundleEntry | None,
     after: BundleEntry,

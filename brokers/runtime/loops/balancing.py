@@ -14,14 +14,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from equipoise.brokers.agent.requests import Intent, MoveAway, Transfer
 from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
-from equipoise.brokers.balancing.moves import moved_in
+from equipoise.brokers.balancing.moves import joined_in, moved_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import (
     BalancingRound,
-    broker_id_of,
     cluster_snapshot_of,
     fresh,
     moving_in,
@@ -36,19 +34,14 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     placement_of,
 )
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.moves import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
+from equipoise.brokers.runtime.loops.moving import Moving
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerChanged
-from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
-from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.loads import Load, fault_of
-from equipoise.shedder.plan import Idle, Move, Plan
+from equipoise.shedder.plan import Idle, Plan
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import EndedMove, Since
 
@@ -80,10 +73,9 @@ class Balancing:
         self._settings = settings
         self._decided = decided
         self._metrics = worker.metrics.balancing
-        self._operations = Operations(worker)
         self._scheduler = Scheduler()
         self._outcomes = RoundOutcomes()
-        self._moves: set[asyncio.Task[None]] = set()
+        self._moves = Moving(worker, made=self._note_made, ended=self._move_ended)
         self._logged: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
         self._memories: dict[str, object] = {}  # What each shedder remembers, by its name.
@@ -119,10 +111,7 @@ class Balancing:
         finally:
             end()
             self._scheduler.dropped()
-            moves = list(self._moves)
-            for move in moves:
-                move.cancel()
-            await asyncio.gather(*moves, return_exceptions=True)
+            await self._moves.cancel()
 
     async def _turn(self) -> None:
         settings, now = self._settings(), self._worker.clock.now()
@@ -316,7 +305,7 @@ class Balancing:
 
     def _note_refused(self, faults: Mapping[str, str]) -> None:
         """Count and log each implausible report of a live broker when it first occurs."""
-        live = _live_in(self._worker.view)
+        live = {broker.broker for broker in self._worker.view.live_brokers()}
         refused = {broker: fault for broker, fault in faults.items() if broker in live}
         for broker, problem in refused.items():
             if self._refused.get(broker) != problem:
@@ -346,11 +335,7 @@ class Balancing:
         """
         self._outcomes.changed(folded.verdict.changes, self._worker.view)
         moved = moved_in(folded.verdict.changes)
-        joined = [
-            change.name
-            for change in folded.verdict.changes
-            if isinstance(change, BrokerChanged) and _joins(change)
-        ]
+        joined = joined_in(folded.verdict.changes)
         if moved or joined:
             assert isinstance(folded.record, Record), "what changes something can be read"
             now = self._worker.clock.now()
@@ -400,54 +385,14 @@ class Balancing:
                 _logger.info("move failed: %s", stale[move.bundle], extra=fields)
                 self._ended(move.bundle, 0, stale[move.bundle])
                 continue
-            task = asyncio.get_running_loop().create_task(
-                self._move(move, planned.get(move.bundle), rounds.move_timeout_ms),
-                name=f"move of {move.bundle}",
-            )
-            self._moves.add(task)
-            task.add_done_callback(self._has_ended)
-            self._metrics.under_way(len(self._moves))
+            self._moves.begin(move, planned.get(move.bundle), timeout_ms=rounds.move_timeout_ms)
 
-    def _has_ended(self, task: asyncio.Task[None]) -> None:
-        self._moves.discard(task)
-        self._metrics.under_way(len(self._moves))
+    def _note_made(self, ended: EndedMove) -> None:
+        self._since = {name: since.and_ended(ended) for name, since in self._since.items()}
 
-    async def _move(self, move: Move, planned: int | None, timeout_ms: int) -> None:
-        """Request one move and wait for its end: owned there, cancelled, or the deadline. `planned`
-        is as in `MoveAway`.
-        """
-        intent: Intent = (
-            MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True, planned=planned)
-            if move.destination is None
-            else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
-        )
-        began_ms, duration_ms = self._worker.clock.now().boot_ms, 0
-        problem: str | None = "its end is not known"
-        try:
-            port = self._operations.port(Deadline.after(timeout_ms=timeout_ms))
-            _, made = await moved_by(port, intent, f"the move of {move.bundle}")
-            view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
-            owner = broker_id_of(view, made[0].owner) if made else None
-            duration_ms = self._worker.clock.now().boot_ms - began_ms
-            ended = EndedMove(
-                source=move.source, destination=owner, at_ms=now_ms, duration_ms=duration_ms
-            )
-            self._since = {name: since.and_ended(ended) for name, since in self._since.items()}
-            problem = (
-                None
-                if owner == (move.destination or owner)
-                else f"{owner or 'nobody'} has the bundle now"
-            )
-        except EquipoiseError as error:
-            problem = str(error)
-            _logger.info(
-                "move failed: %s",
-                error,
-                extra={"bundle": move.bundle, "destination": move.destination},
-            )
-        finally:
-            self._ended(move.bundle, duration_ms, problem)
-            self._begin_moves()
+    def _move_ended(self, bundle: str, duration_ms: int, problem: str | None) -> None:
+        self._ended(bundle, duration_ms, problem)
+        self._begin_moves()
 
     def _ended(self, bundle: str, duration_ms: int, problem: str | None) -> None:
         """Note the end of a move. `problem`: why it was not done."""
@@ -474,13 +419,3 @@ def _collector_paused() -> Iterator[None]:
 
 def _failure(error: Exception) -> Idle:
     return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {error_text(error)}")
-
-
-def _joins(change: BrokerChanged) -> bool:
-    """Return whether a broker joined, for the first time or again."""
-    was_live = change.before in ("up", "draining") and change.dead is None
-    return change.after is not None and change.after.live and not was_live
-
-
-def _live_in(view: View) -> frozenset[str]:
-    return frozenset(broker.broker for broker in view.live.values())
