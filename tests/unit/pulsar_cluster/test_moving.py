@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,9 @@ class Run:
         for number, state in enumerate(("Releasing", "Assigning", "Owned"), version + 1):
             self.write(bundle, state, number, to, "a:8080")
 
+    def look(self, look: Look) -> None:
+        self.moving.look(look)
+
     def is_over(self) -> bool:
         return self.moving.is_over
 
@@ -139,37 +143,103 @@ def test_a_changed_cluster_stops_a_plan_before_its_first_move(
     assert {Status.LEFT_OUT} == {outcome.status for outcome in run.moving.decided}
 
 
+BAD = FINE._replace(health=FINE.health._replace(published=10.0))
+LOOKS = [
+    (FINE._replace(members=BROKERS[:2]), "the broker c:8080 is gone"),
+    (FINE._replace(members=(*BROKERS, "d:8080")), "the broker d:8080 has joined"),
+    (FINE._replace(leader="b:8080"), "the leader is b:8080"),
+    (FINE._replace(leader=None), "the leader is nobody"),
+]
+
+
+@pytest.mark.parametrize(("look", "told"), LOOKS)
+def test_other_members_and_another_leader_stop_a_plan_before_its_first_move(
+    look: Look, told: str
+) -> None:
+    assert told in Run().begin(look).stopped()
+
+
 @pytest.mark.parametrize(
-    ("look", "told"),
+    ("step", "told", "decided"),
     [
-        (FINE._replace(members=BROKERS[:2]), "the broker c:8080 is gone"),
-        (FINE._replace(members=(*BROKERS, "d:8080")), "the broker d:8080 has joined"),
-        (FINE._replace(leader="b:8080"), "the leader is b:8080"),
-        (FINE._replace(leader=None), "the leader is nobody"),
+        *((partial(Run.look, look=look), told, []) for look, told in LOOKS),
+        (
+            lambda run: run.write(BUNDLES[7], "Releasing", 3, None, "a:8080"),
+            f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080 for no broker yet",
+            [],
+        ),
+        (
+            lambda run: run.write(BUNDLES[3], "Splitting", 3, None, "a:8080"),
+            (
+                f"{BUNDLES[3]} is Splitting at a:8080, version 3 (in the plan: Owned at a:8080,"
+                " version 2)"
+            ),
+            [],
+        ),
+        (
+            lambda run: [
+                run.arrive(BUNDLES[0]),
+                run.write(BUNDLES[0], "Releasing", 6, "a:8080", "b:8080"),
+            ],
+            (
+                f"somebody else moves bundles: {BUNDLES[0]}, which this plan had moved, is"
+                " Releasing at a:8080"
+            ),
+            [Status.MOVED],
+        ),
+        # A move goes another way.
+        (
+            lambda run: run.write(BUNDLES[0], "Splitting", 3, None, "a:8080"),
+            "is Splitting at a:8080, although it was to go to b:8080",
+            [Status.FAILED],
+        ),
+        (
+            lambda run: run.write(BUNDLES[0], "Releasing", 3, "c:8080", "a:8080"),
+            "is Releasing at c:8080, although it was to go to b:8080",
+            [Status.FAILED],
+        ),
+        (
+            lambda run: run.write(BUNDLES[0], None, 3),
+            "has no record any more, although it was to go to b:8080",
+            [Status.FAILED],
+        ),
+        # A refused request fails at once, and one in doubt is awaited.
+        (
+            lambda run: run.moving.answered(BUNDLES[0], "412", in_doubt=False, now_ms=run.now_ms),
+            f"the move of {BUNDLES[0]} was refused: 412",
+            [Status.FAILED],
+        ),
+        (
+            lambda run: run.moving.answered(BUNDLES[0], "slow", in_doubt=True, now_ms=run.now_ms),
+            f"the move of {BUNDLES[0]} was refused: slow",
+            [],
+        ),
+        # Clients need a moment to connect again, so a cluster must be worse twice in a row.
+        (
+            lambda run: [run.look(BAD), run.look(BAD)],
+            (
+                "the cluster gets worse: clients publish 10 messages/s on the bundles of the plan"
+                " (before: 100)"
+            ),
+            [],
+        ),
     ],
 )
-def test_other_members_and_another_leader_stop_a_plan(look: Look, told: str) -> None:
-    """Before its first move and in its midst. What is under way is awaited."""
-    assert told in Run().begin(look).stopped()
+def test_what_the_plan_did_not_foresee_stops_it(
+    step: Callable[[Run], object], told: str, decided: list[Status]
+) -> None:
+    """Nothing more is requested. What is under way is awaited."""
     run = Run().begin()
     run.due()
-    run.moving.look(look)
+    step(run)
     assert told in run.stopped()
+    assert decided == [outcome.status for outcome in run.moving.decided]
     assert not run.is_over()
-    run.arrive(BUNDLES[0])
-    run.arrive(BUNDLES[1])
+    for bundle in BUNDLES[:2]:
+        if bundle not in {outcome.move.bundle for outcome in run.moving.decided}:
+            run.write(bundle, None, 0)
     assert run.is_over()
     assert [] == run.due()
-
-
-def test_another_mover_stops_a_plan() -> None:
-    run = Run().begin()
-    run.due()
-    run.write(BUNDLES[7], "Releasing", 3, None, "a:8080")
-    assert (
-        f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080 for no broker yet"
-        == run.stopped()
-    )
 
 
 def test_moves_of_pulsars_own_bundles_are_no_other_mover() -> None:
@@ -186,62 +256,6 @@ def test_a_rejected_record_changes_nothing() -> None:
     run.arrive(BUNDLES[0])
     run.write(BUNDLES[0], "Releasing", 3, "c:8080", "a:8080")
     assert run.moving.stopped is None
-
-
-@pytest.mark.parametrize(
-    ("state", "to", "source", "told"),
-    [
-        ("Splitting", None, "a:8080", "is Splitting at a:8080, although it was to go to b:8080"),
-        (
-            "Releasing",
-            "c:8080",
-            "a:8080",
-            "is Releasing at c:8080, although it was to go to b:8080",
-        ),
-        (None, None, None, "has no record any more, although it was to go to b:8080"),
-    ],
-)
-def test_a_move_that_goes_another_way_fails_and_stops_the_plan(
-    state: str | None, to: str | None, source: str | None, told: str
-) -> None:
-    run = Run().begin()
-    run.due()
-    run.write(BUNDLES[0], state, 3, to, source)
-    assert told in run.stopped()
-    assert [Status.FAILED] == [outcome.status for outcome in run.moving.decided]
-
-
-def test_a_waiting_bundle_that_changes_stops_the_plan() -> None:
-    run = Run().begin()
-    run.due()
-    run.write(BUNDLES[3], "Splitting", 3, None, "a:8080")
-    assert (
-        f"{BUNDLES[3]} is Splitting at a:8080, version 3 (in the plan: Owned at a:8080, version 2)"
-        == run.stopped()
-    )
-
-
-def test_a_bundle_that_is_moved_again_stops_the_plan() -> None:
-    run = Run().begin()
-    run.due()
-    run.arrive(BUNDLES[0])
-    run.write(BUNDLES[0], "Releasing", 6, "a:8080", "b:8080")
-    assert (
-        f"somebody else moves bundles: {BUNDLES[0]}, which this plan had moved, is Releasing at"
-        " a:8080" == run.stopped()
-    )
-
-
-def test_a_refused_request_fails_at_once_and_one_in_doubt_is_awaited() -> None:
-    run = Run().begin()
-    run.due()
-    run.moving.answered(BUNDLES[0], "412", in_doubt=False, now_ms=run.now_ms)
-    run.moving.answered(BUNDLES[1], "timeout", in_doubt=True, now_ms=run.now_ms)
-    assert f"the move of {BUNDLES[0]} was refused: 412" == run.stopped()
-    assert not run.is_over()
-    run.arrive(BUNDLES[1])
-    assert [Status.FAILED, Status.MOVED] == [outcome.status for outcome in run.moving.decided]
-    assert run.is_over()
 
 
 def test_a_move_that_takes_too_long_fails() -> None:
@@ -299,20 +313,14 @@ def test_a_backlog_that_grows_without_a_known_rate_is_named() -> None:
     assert why_worse(Health({}, backlog=3), Health({}, backlog=504)) is not None
 
 
-def test_a_cluster_must_be_worse_twice_in_a_row_to_stop_a_plan() -> None:
-    """Clients need a moment to connect again. Meanwhile no further move is requested."""
+def test_a_bad_look_calls_for_another_one_before_the_next_move() -> None:
     run = Run().begin()
-    bad = FINE._replace(health=FINE.health._replace(published=10.0))
-    run.moving.look(bad)
+    run.look(BAD)
     assert [] == run.due()
-    run.moving.look(FINE)
+    run.look(FINE)
     assert BUNDLES[:2] == run.due()
-    run.moving.look(bad)
-    run.moving.look(bad)
-    assert (
-        "the cluster gets worse: clients publish 10 messages/s on the bundles of the plan (before:"
-        " 100)" == run.stopped()
-    )
+    run.look(BAD)
+    assert run.moving.stopped is None
 
 
 def test_a_first_report_during_the_plan_is_what_later_ones_are_compared_with() -> None:

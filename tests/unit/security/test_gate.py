@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -127,29 +128,66 @@ def test_refusals_are_counted_by_surface_and_reason() -> None:
     assert [(Surface.HTTP, Fault.MISSING), (Surface.PULSAR, Fault.UNKNOWN)] == counted
 
 
-def test_a_broker_checks_its_own_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "shown", "fails"),
+    [
+        (OwnToken(token("broker")), None, False),
+        (OwnToken("basic:me:secret"), None, False),
+        (NO_TOKEN, certificate("broker-1"), False),
+        (NO_TOKEN, None, True),
+        (NO_TOKEN, certificate(), True),
+        (OwnToken(token("broker", exp=1)), None, True),
+        (OwnToken("nonsense"), None, True),
+        (OwnToken("basic:me:wrong"), None, True),
+    ],
+)
+def test_a_broker_checks_its_own_credentials(
+    tmp_path: Path, own: OwnToken, shown: Certificate | None, *, fails: bool
+) -> None:
+    """Nothing of it is counted as a refusal of a client."""
     counted: list[tuple[Surface, Fault]] = []
-    made = gate(counted)
-    made.check_own(OwnToken(token("broker")))
-    for bad in (NO_TOKEN, OwnToken(token("broker", exp=1)), OwnToken("nonsense")):
-        with pytest.raises(InvalidConfig, match="broker_token"):
-            made.check_own(bad)
-    with pytest.raises(PeerError, match="No such file"):
-        made.check_own(OwnToken(f"file://{tmp_path}/none"))
+    made = gate_of(
+        Proofs(
+            token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True
+        ),
+        counted,
+    )
+    told = "broker_token: other brokers would refuse this broker"
+    with pytest.raises(InvalidConfig, match=told) if fails else nullcontext():
+        made.check_own(own, shown)
     assert [] == counted
 
 
-def test_a_token_is_sent_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "abc")
-    given = (OwnToken("abc"), OwnToken("token:abc"), OwnToken.of_environment())
-    assert [{"Authorization": "Bearer abc"}] * 3 == [
-        each.headers("http://127.0.0.1") for each in given
-    ]
-    monkeypatch.delenv(TOKEN_VARIABLE)
-    assert ({}, {}) == (
-        NO_TOKEN.headers("http://127.0.0.1"),
-        OwnToken.of_environment().headers("http://127.0.0.1"),
-    )
+def test_a_token_file_of_a_broker_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="No such file"):
+        gate().check_own(OwnToken(f"file://{tmp_path}/none"))
+
+
+BASIC_HEADER = f"Basic {base64.b64encode(b'me:a colon: and a space').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("given", "header"),
+    [
+        ("abc", "Bearer abc"),
+        ("basic:me:a colon: and a space", BASIC_HEADER),
+        (None, None),
+    ],
+)
+def test_credentials_are_sent_as_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, header: str | None
+) -> None:
+    """Directly, in the environment, or in a file."""
+    assert "abc" == OwnToken("token:abc").current()
+    expected = {} if header is None else {"Authorization": header}
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    forms = [OwnToken(given)]
+    if given is not None:
+        monkeypatch.setenv(TOKEN_VARIABLE, given)
+        (tmp_path / "token").write_text(f"{given}\n", encoding="utf-8")
+        forms.append(OwnToken(f"file:{tmp_path / 'token'}"))
+    for own in (*forms, OwnToken.of_environment()):
+        assert expected == own.headers("http://127.0.0.1")
 
 
 def test_two_words_are_no_token() -> None:
@@ -161,12 +199,11 @@ def test_two_words_are_no_token() -> None:
 
 def test_a_token_file_is_read_for_each_request(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("first\n", encoding="ascii")
     own = OwnToken(f"file://{file}")
-    assert "first" == own.current()
-    file.write_text("second", encoding="ascii")
-    assert "second" == own.current()
-    for bad in (b"", b"two tokens", b"\xff"):
+    for text in ("first\n", "second"):
+        file.write_text(text, encoding="ascii")
+        assert text.strip() == own.current()
+    for bad in (b"", b"two tokens", b"\xff", b"basic:me:first\nsecond"):
         file.write_bytes(bad)
         with pytest.raises(PeerError, match="token file"):
             own.current()
@@ -273,34 +310,6 @@ def test_a_certificate_without_one_role_is_refused(
 ) -> None:
     made = gate_of(Proofs(certificate_roles=True))
     assert fault == fault_of(made, Credentials(method=TLS, data=b"me"), shown)
-
-
-def test_a_broker_checks_its_own_password_or_certificate(tmp_path: Path) -> None:
-    made = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True))
-    made.check_own(OwnToken("basic:me:secret"))
-    made.check_own(NO_TOKEN, certificate("broker-1"))
-    for token_, shown in (
-        (OwnToken("basic:me:wrong"), None),
-        (NO_TOKEN, None),
-        (NO_TOKEN, certificate()),
-    ):
-        with pytest.raises(
-            InvalidConfig, match="broker_token: other brokers would refuse this broker"
-        ):
-            made.check_own(token_, shown)
-
-
-def test_a_password_is_sent_by_basic_authentication(tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text("basic:me:a colon: and a space\n", encoding="utf-8")
-    expected = {"Authorization": f"Basic {base64.b64encode(b'me:a colon: and a space').decode()}"}
-    assert [expected] * 2 == [
-        OwnToken(f"file:{file}").headers("http://127.0.0.1"),
-        OwnToken("basic:me:a colon: and a space").headers("http://127.0.0.1"),
-    ]
-    file.write_text("basic:me:first\nsecond", encoding="utf-8")
-    with pytest.raises(PeerError, match="token file"):
-        OwnToken(f"file:{file}").headers("http://127.0.0.1")
 
 
 # --- files that change ---

@@ -69,7 +69,8 @@ def test_a_name_in_the_certificate_may_stand_for_many(tmp_path: Path) -> None:
     assert used.server is not None
 
 
-def of(authority: Authority, *names: str, days: float = 1, **changes: Any) -> TlsFiles:
+# Fields of the dataclass.
+def of(authority: Authority, *names: str, days: float = 1, **changes: Any) -> TlsFiles:  # noqa: ANN401
     """Return the files of a broker `b`, with some of them changed."""
     return replace(files_of(authority, authority.issue("b", *names, days=days)), **changes)
 

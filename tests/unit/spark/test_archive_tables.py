@@ -237,24 +237,6 @@ def test_further_findings_of_a_repeated_batch_are_kept(tmp_path: Path) -> None:
         assert ["a", "b"] == Archive(tmp_path).table(Table.FINDINGS)["rule"].to_pylist()
 
 
-def test_an_archive_without_row_counts_continues(tmp_path: Path) -> None:
-    """Earlier versions did not write `batch_rows`. Then the positions alone show that a batch is
-    finished.
-    """
-    with sink_of(tmp_path) as sink:
-        checkpointed(sink)
-        sink.write(0, as_rows([record(1)]))
-    path = manifest_path(tmp_path, "archive")
-    manifest = orjson.loads(path.read_bytes())
-    del manifest["batch_rows"]
-    path.write_bytes(orjson.dumps(manifest))
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
-        sink.write(1, as_rows([record(2)]))
-        assert {"records": 1} == sink.manifest.batch_rows
-    assert ([1, 2], []) == (offsets(Archive(tmp_path)), offsets(Archive(tmp_path), Table.TRANSFERS))
-
-
 def test_archives_are_not_mixed(tmp_path: Path) -> None:
     """Another log, another process with the same tables, and tables without a manifest are
     refused.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -38,6 +39,51 @@ def told(silence: Silence, *looks: Seen, is_idle: bool = False) -> list[str]:
     return lines
 
 
+Step = Callable[[Silence], Iterable[str]]
+"""Returns the messages of one step."""
+
+
+def looks(*found: Seen, is_idle: bool = False) -> Step:
+    return lambda silence: told(silence, *found, is_idle=is_idle)
+
+
+def seen(now_ms: int, found: Seen) -> Step:
+    return lambda silence: silence.seen(now_ms, found)
+
+
+def batch(now_ms: int, *, began_ms: int) -> Step:
+    return lambda silence: silence.batch(now_ms, began_ms=began_ms)
+
+
+def waits(now_ms: int) -> Step:
+    return lambda silence: silence.wait(now_ms)
+
+
+def idle(now_ms: int) -> Step:
+    def step(silence: Silence) -> Iterable[str]:
+        silence.idle(now_ms)
+        return ()
+
+    return step
+
+
+def asks(now_ms: int, *, wanted: bool = True) -> Step:
+    """A check is wanted, or not."""
+    return lambda silence: () if wanted == silence.wants_look(now_ms) else ("not so",)
+
+
+def missed(since_ms: int | None) -> Step:
+    return lambda silence: () if since_ms == silence.missed_since_ms else ("not so",)
+
+
+def away(seconds: int, why: str = "Kafka did not answer", what: str = "is unavailable") -> str:
+    return f"kafka://k/t {what}, and nothing has come from it for {seconds} s: {why}; waiting"
+
+
+def back(seconds: int) -> str:
+    return f"kafka://k/t is available again; nothing came from it for {seconds} s"
+
+
 def after_a_batch() -> Silence:
     """A batch has ended at 0."""
     silence = Silence("kafka://k/t", 0)
@@ -45,117 +91,84 @@ def after_a_batch() -> Silence:
     return silence
 
 
-def test_an_outage_is_reported_at_its_beginning_and_its_end() -> None:
-    silence = after_a_batch()
-    assert [
+STORIES: dict[str, list[tuple[Step, list[str]]]] = {
+    "an outage is reported at its beginning and its end": [
+        (looks(AWAY, AWAY, AWAY, THERE), [away(10), back(40)]),
+        (missed(None), []),
+        (idle(4 * LOOK_MS), []),
+        (seen(4 * LOOK_MS + SILENCE_MS - 1, THERE), []),
+        (seen(4 * LOOK_MS + SILENCE_MS, THERE), [f"no batch has ended for 70 s: {BUSY}"]),
+    ],
+    "a batch ends an outage": [
+        (looks(AWAY), [away(10)]),
+        (missed(0), []),
+        (batch(LOOK_MS + 2_000, began_ms=LOOK_MS + 1_000), [back(11)]),
+        (missed(None), []),
+    ],
+    "a batch that was read before an outage does not end it": [
+        (looks(AWAY), [away(10)]),
+        (batch(LOOK_MS + 2_000, began_ms=LOOK_MS - 1_000), []),
+        (missed(0), []),
+        (asks(2 * LOOK_MS + 2_000), []),
+        (seen(2 * LOOK_MS + 3_000, AWAY), []),
+        (batch(32_000, began_ms=31_000), [back(31)]),
+    ],
+    "a batch that began before a check does not refute it": [
+        (asks(LOOK_MS), []),
+        (batch(LOOK_MS + 1_000, began_ms=LOOK_MS - 1_000), []),
+        (seen(LOOK_MS + 5_000, AWAY), [away(6)]),
+    ],
+    "a batch that began after a check refutes it": [
+        (asks(LOOK_MS), []),
+        (batch(LOOK_MS + 5_000, began_ms=LOOK_MS + 1_000), []),
+        (seen(LOOK_MS + 10_000, AWAY), []),
+        (missed(None), []),
+    ],
+    "an outage is repeated only at intervals, whatever a client's words": [
         (
-            "kafka://k/t is unavailable, and nothing has come from it for 10 s: Kafka did not"
-            " answer; waiting"
-        ),
-        "kafka://k/t is available again; nothing came from it for 40 s",
-    ] == told(silence, AWAY, AWAY, AWAY, THERE)
-    assert silence.missed_since_ms is None
-    silence.idle(4 * LOOK_MS)
-    assert [] == list(silence.seen(4 * LOOK_MS + SILENCE_MS - 1, THERE))
-    assert [f"no batch has ended for 70 s: {BUSY}"] == list(
-        silence.seen(4 * LOOK_MS + SILENCE_MS, THERE)
-    )
+            looks(*(Seen(f"after {place} ms") for place in range(1 + REMIND_MS // LOOK_MS))),
+            [away(10, "after 0 ms"), away(70, "after 6 ms")],
+        )
+    ],
+    "a log that cannot be read is not away": [
+        (looks(Seen("denied", is_away=False)), [away(10, "denied", "cannot be read")])
+    ],
+    "a check that takes too long is an outage": [
+        (asks(LOOK_MS), []),
+        (asks(3 * LOOK_MS, wanted=False), []),
+        (waits(LOOK_MS + SILENCE_MS - 1), []),
+        (waits(LOOK_MS + SILENCE_MS), [away(40, "it has not answered within 30 s")]),
+        (waits(LOOK_MS + SILENCE_MS + 250), []),
+        (batch(45_000, began_ms=44_000), [back(44)]),
+        (waits(44_000 + SILENCE_MS - 1), []),
+        (seen(50_000, THERE), []),
+        (asks(45_000 + LOOK_MS), []),
+    ],
+    "a silence of a log that answers is explained once": [
+        (looks(*[THERE] * 5), [WAITED + BUSY]),
+        (batch(5 * LOOK_MS, began_ms=0), []),
+        (seen(5 * LOOK_MS + SILENCE_MS - 1, THERE), []),
+        (seen(5 * LOOK_MS + SILENCE_MS, THERE), [WAITED + BUSY]),
+    ],
+    "a log without news is idle": [(looks(*[THERE] * 5, is_idle=True), [WAITED + NOTHING_NEW])],
+    "a new reason of a silence is reported": [
+        (looks(*[THERE] * 3, is_idle=True), [WAITED + NOTHING_NEW]),
+        (seen(3 * LOOK_MS + SILENCE_MS - 1, THERE), []),
+        (seen(3 * LOOK_MS + SILENCE_MS, THERE), [f"no batch has ended for 60 s: {BUSY}"]),
+    ],
+}
 
 
-def test_a_batch_ends_an_outage() -> None:
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_is_said_while_no_batch_ends(story: list[tuple[Step, list[str]]]) -> None:
     silence = after_a_batch()
-    assert 1 == len(told(silence, AWAY))
-    assert 0 == silence.missed_since_ms
-    assert ["kafka://k/t is available again; nothing came from it for 11 s"] == list(
-        silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS + 1_000)
-    )
-    assert silence.missed_since_ms is None
+    for number, (step, lines) in enumerate(story):
+        assert lines == list(step(silence)), number
 
 
-def test_a_batch_that_was_read_before_an_outage_does_not_end_it() -> None:
-    silence = after_a_batch()
-    assert 1 == len(told(silence, AWAY))
-    assert [] == list(silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS - 1_000))
-    assert 0 == silence.missed_since_ms
-    assert silence.wants_look(2 * LOOK_MS + 2_000)
-    assert [] == list(silence.seen(2 * LOOK_MS + 3_000, AWAY))
-    assert ["kafka://k/t is available again; nothing came from it for 31 s"] == list(
-        silence.batch(32_000, began_ms=31_000)
-    )
-
-
-def test_a_batch_that_began_before_a_check_does_not_refute_it() -> None:
-    silence = after_a_batch()
-    assert silence.wants_look(LOOK_MS)
-    assert [] == list(silence.batch(LOOK_MS + 1_000, began_ms=LOOK_MS - 1_000))
-    expected = (
-        "kafka://k/t is unavailable, and nothing has come from it for 6 s: Kafka did not answer;"
-        " waiting"
-    )
-    assert [expected] == list(silence.seen(LOOK_MS + 5_000, AWAY))
-
-
-def test_an_outage_is_repeated_only_at_intervals() -> None:
-    """A client words one outage in many ways."""
-    looks = [Seen(f"timed out after {place} ms") for place in range(1 + REMIND_MS // LOOK_MS)]
-    lines = told(after_a_batch(), *looks)
-    assert ["10 s: timed out after 0 ms", "70 s: timed out after 6 ms"] == [
-        line.partition(" for ")[2].partition(";")[0] for line in lines
-    ]
-
-
-def test_a_log_that_cannot_be_read_is_not_away() -> None:
-    expected = (
-        "kafka://k/t cannot be read, and nothing has come from it for 10 s: access denied; waiting"
-    )
-    assert [expected] == told(after_a_batch(), Seen("access denied", is_away=False))
-
-
-def test_a_batch_that_began_after_a_check_refutes_it() -> None:
-    silence = after_a_batch()
-    assert silence.wants_look(LOOK_MS)
-    assert [] == list(silence.batch(LOOK_MS + 5_000, began_ms=LOOK_MS + 1_000))
-    assert [] == list(silence.seen(LOOK_MS + 10_000, AWAY))
-    assert silence.missed_since_ms is None
-
-
-def test_a_check_that_takes_too_long_is_an_outage() -> None:
-    silence = after_a_batch()
-    assert silence.wants_look(LOOK_MS)
-    assert not silence.wants_look(3 * LOOK_MS)
-    assert [] == list(silence.wait(LOOK_MS + SILENCE_MS - 1))
-    expected = (
-        "kafka://k/t is unavailable, and nothing has come from it for 40 s: it has not answered"
-        " within 30 s; waiting"
-    )
-    assert [expected] == list(silence.wait(LOOK_MS + SILENCE_MS))
-    assert [] == list(silence.wait(LOOK_MS + SILENCE_MS + 250))
-    assert ["kafka://k/t is available again; nothing came from it for 44 s"] == list(
-        silence.batch(45_000, began_ms=44_000)
-    )
-    assert [] == list(silence.wait(44_000 + SILENCE_MS - 1))
-    assert [] == list(silence.seen(50_000, THERE))
-    assert silence.wants_look(45_000 + LOOK_MS)
-
-
-def test_a_silence_of_a_log_that_answers_is_explained_once() -> None:
-    assert [WAITED + NOTHING_NEW] == told(after_a_batch(), *[THERE] * 5, is_idle=True)
-    assert [WAITED + NOTHING_NEW] == told(Silence("kafka://k/t", 0), *[THERE] * 5, is_idle=True)
-    assert [WAITED + FIRST] == told(Silence("kafka://k/t", 0), *[THERE] * 5)
-    silence = after_a_batch()
-    assert [WAITED + BUSY] == told(silence, *[THERE] * 5)
-    assert [] == list(silence.batch(5 * LOOK_MS, began_ms=0))
-    assert [] == list(silence.seen(5 * LOOK_MS + SILENCE_MS - 1, THERE))
-    assert [WAITED + BUSY] == list(silence.seen(5 * LOOK_MS + SILENCE_MS, THERE))
-
-
-def test_a_new_reason_of_a_silence_is_reported() -> None:
-    silence = after_a_batch()
-    assert [WAITED + NOTHING_NEW] == told(silence, *[THERE] * 3, is_idle=True)
-    assert [] == list(silence.seen(3 * LOOK_MS + SILENCE_MS - 1, THERE))
-    assert [f"no batch has ended for 60 s: {BUSY}"] == list(
-        silence.seen(3 * LOOK_MS + SILENCE_MS, THERE)
-    )
+@pytest.mark.parametrize(("is_idle", "why"), [(True, NOTHING_NEW), (False, FIRST)])
+def test_what_is_said_before_the_first_batch(*, is_idle: bool, why: str) -> None:
+    assert [WAITED + why] == told(Silence("kafka://k/t", 0), *[THERE] * 5, is_idle=is_idle)
 
 
 def test_checks_run_only_while_no_batch_ends() -> None:
@@ -191,13 +204,13 @@ def test_a_watch_checks_on_another_thread_and_prints_on_its_own(
     notes: list[str] = []
     monkeypatch.setattr(progress, "_now_ms", lambda: now_ms[0])
 
-    def away() -> Seen:
+    def unavailable() -> Seen:
         looked.set()
         return AWAY
 
     metrics = StreamMetrics("audit")
     screen = Screen(result=notes.append, note=notes.append)
-    watch = Watch("audit", screen, metrics=metrics, log=LookedAt("kafka://k/t", away))
+    watch = Watch("audit", screen, metrics=metrics, log=LookedAt("kafka://k/t", unavailable))
     watch.show()
     assert (False, []) == (looked.is_set(), notes)
     now_ms[0] = LOOK_MS
@@ -209,15 +222,10 @@ def test_a_watch_checks_on_another_thread_and_prints_on_its_own(
             break
         time.sleep(0.01)
     watch.show()
-    assert [
-        (
-            "kafka://k/t is unavailable, and nothing has come from it for 10 s: Kafka did not"
-            " answer; waiting"
-        )
-    ] == notes
+    assert [away(10)] == notes
     assert b"spark_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
     now_ms[0] += 1_000
     watch.batch(batch_done(b"{}"))
     watch.show()
-    assert "kafka://k/t is available again; nothing came from it for 11 s" in notes
+    assert back(11) in notes
     assert b"spark_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)
