@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from typer.testing import Result
@@ -60,28 +59,10 @@ async def used(running: Brokers, topic: str, *, producer_id: int = 1) -> WireCli
     return client
 
 
-@with_brokers(count=2)
-async def test_partitions_are_created_added_and_deleted(running: Brokers) -> None:
-    """Clients and HTTP see the same count."""
-    one, other = running.members
-    client = await other.client()
-    assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(
-        f"{PATH}/partitions"
-    )
-    assert 404 == (await refused(one, "DELETE", f"{PATH}/partitions"))[0]
-    assert 404 == (await refused(one, "POST", f"{PATH}/partitions", 3))[0]
-    assert 204 == (await one.ask("PUT", f"{PATH}/partitions", 3))[0]
-    assert 409 == (await refused(one, "PUT", f"{PATH}/partitions", 3))[0]
-    assert 400 == (await refused(one, "POST", f"{PATH}/partitions", 2))[0]
-    assert 204 == (await one.ask("POST", f"{PATH}/partitions", 5))[0]
-    await running.settled()
-    assert 5 == await client.partitions(TOPIC)
-    assert 0 == await client.partitions(f"{TOPIC}-partition-2")
-    assert [TOPIC] == await other.get(f"{TOPICS}/partitioned")
-    assert 204 == (await one.ask("DELETE", f"{PATH}/partitions"))[0]
-    await running.settled()
-    assert 0 == await client.partitions(TOPIC)
-    assert [] == await other.get(f"{TOPICS}/partitioned")
+@with_brokers()
+async def test_a_name_that_no_policy_can_have_gets_no_partitions(running: Brokers) -> None:
+    path = f"{PATH}{'x' * 1_000}/partitions"
+    assert 400 == (await refused(running.members[0], "PUT", path, 4))[0]
 
 
 async def test_one_of_two_concurrent_changes_of_partitions_is_refused(
@@ -122,49 +103,6 @@ async def test_one_of_two_concurrent_changes_of_partitions_is_refused(
             await running.settled()
             for member in (one, other):
                 assert count == field(await member.get(f"{PATH}/partitions"), "partitions")
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (f"{PATH}/partitions", 0),
-        (f"{PATH}/partitions", 10_000),
-        (f"{PATH}/partitions", "four"),
-        (f"{PATH}-partition-1/partitions", 4),
-        (f"{PATH}{'x' * 1_000}/partitions", 4),
-    ],
-)
-@with_brokers()
-async def test_impossible_partitions_are_refused(running: Brokers, path: str, body: object) -> None:
-    (member,) = running.members
-    assert 400 == (await refused(member, "PUT", path, body))[0]
-    assert [] == await member.get(f"{TOPICS}/partitioned")
-
-
-@with_brokers(count=2)
-async def test_every_broker_lists_the_topics_of_all(running: Brokers) -> None:
-    one, other = running.members
-    names = [f"{TOPIC}-{number}" for number in range(8)]
-    for name in names:
-        await used(running, name)
-    assert {one, other} == {running.owner_of(name) for name in names}, (
-        "the names must lie at both brokers"
-    )
-    for member in (one, other):
-        assert names == await member.get(TOPICS)
-        assert names == await member.get(f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=ALL")
-        assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}")
-        bundle = running.bundle_of(names[0])
-        expected = [name for name in names if running.bundle_of(name) == bundle]
-        assert expected == await member.get(f"{TOPICS}/{bundle.rpartition('/')[2]}")
-    assert (
-        400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
-    )
-    assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
-    client = await one.client()
-    client.ask_topics()
-    answer = await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
-    assert names == list(answer.get_topics_of_namespace_response.topics)
 
 
 @with_brokers(count=3)
@@ -212,64 +150,6 @@ async def test_an_incomplete_list_is_refused(
     assert "does not answer for its topics: it answers 500" in error.message
 
 
-@with_brokers(count=2)
-async def test_stats_come_from_the_owner(running: Brokers) -> None:
-    """Other brokers redirect there. An unused topic is not found."""
-    owner = running.owner_of()
-    other = running.other_than(owner)
-    client = await owner.client()
-    await client.consumer(1, name="me")
-    await client.producer(1, name="mine")
-    client.publish(1, 0, "x")
-    await client.receipt(1, 0)
-    for member in (owner, other):
-        stats = await member.get(f"{PATH}/stats")
-        assert ("mine", 1, 1) == (
-            # A document is what it is.
-            field(stats, "publishers")[0]["producerName"],  # type: ignore[index]
-            field(stats, "msgInCounter"),
-            field(stats, "subscriptions", "s", "msgOutCounter"),
-        )
-        assert ["s"] == await member.get(f"{PATH}/subscriptions")
-    assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/stats"))[0]
-    assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/subscriptions"))[0]
-
-
-@with_brokers(count=2)
-async def test_stats_of_partitions_are_combined(running: Brokers) -> None:
-    """They come from all brokers."""
-    one, other = running.members
-    assert 404 == (await refused(one, "GET", f"{PATH}/partitioned-stats"))[0]
-    await one.ask("PUT", f"{PATH}/partitions", 6)
-    await running.settled()
-    names = [f"{TOPIC}-partition-{index}" for index in range(5)]
-    assert {one, other} == {running.owner_of(name) for name in names}, (
-        "the partitions must lie at both brokers"
-    )
-    for name in names:
-        client = await running.owner_of(name).client()
-        await client.consumer(1, name, name="me")
-        await client.producer(1, name, name="mine")
-        for number in range(2):
-            client.publish(1, number, "x")
-            await client.receipt(1, number)
-    for member in (one, other):
-        stats = await member.get(f"{PATH}/partitioned-stats")
-        assert isinstance(stats, dict)
-        assert (10, 10, 6) == (
-            stats["msgInCounter"],
-            stats["msgOutCounter"],
-            stats["metadata"]["partitions"],
-        )
-        assert ["mine"] == [each["producerName"] for each in stats["publishers"]]
-        assert 10 == stats["subscriptions"]["s"]["msgOutCounter"]
-        assert ["me"] == [each["consumerName"] for each in stats["subscriptions"]["s"]["consumers"]]
-        assert names == sorted(stats["partitions"])
-        assert {} == field(
-            await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions"
-        )
-
-
 @with_brokers(config={"balance_interval_ms": 4})
 async def test_the_load_report_has_pulsars_names(running: Brokers) -> None:
     (member,) = running.members
@@ -291,15 +171,6 @@ async def test_the_load_report_has_pulsars_names(running: Brokers) -> None:
     assert rates["msgThroughputOut"] == pytest.approx(2 * rates["msgThroughputIn"])
     assert rates["calls_per_second"] == pytest.approx(3 * rates["msgRateIn"])
     assert 3 == rates["sessions"]
-
-
-async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
-    """It may contain spaces, percent signs and encoded characters."""
-    topic = f"{TOPIC} a b%25c"
-    async with brokers(tmp_path) as running:
-        await used(running, topic)
-        stats = await running.members[0].get(f"{TOPICS}/{quote('orders a b%25c', safe='')}/stats")
-        assert 1 == len(field(stats, "publishers"))  # type: ignore[arg-type]  # as above
 
 
 async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:

@@ -28,18 +28,6 @@ from tests.unit.pulsar.wire_client import (
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
 
 
-@with_brokers(count=2)
-async def test_a_namespace_in_use_is_deleted_by_force_only(running: Brokers) -> None:
-    client = await running.owner_of().client()
-    await client.producer(1)
-    for member in running.members:
-        status, answer = await member.ask("DELETE", f"{BASE}?force=false")
-        assert (409, True) == (status, TOPIC in str(answer))
-    assert NAMESPACE in running.view.namespaces
-    assert 204 == (await running.members[0].ask("DELETE", f"{BASE}?force=true"))[0]
-    assert NAMESPACE not in running.members[0].worker.view.namespaces
-
-
 async def test_the_command_line_deletes_a_namespace_in_use_by_force_only(tmp_path: Path) -> None:
     log_url = f"sqlite:{tmp_path / 'channel.db'}"
 
@@ -59,12 +47,6 @@ async def test_the_command_line_deletes_a_namespace_in_use_by_force_only(tmp_pat
         assert (ExitCode.REFUSED, told) == (refused.exit_code, refused.stderr)
         assert "owned" in {bundle.phase for bundle in running.view.bundles_of(NAMESPACE)}
         assert 0 == (await delete("--force")).exit_code
-
-
-@with_brokers(count=2)
-async def test_an_idle_namespace_is_deleted_without_force(running: Brokers) -> None:
-    assert 204 == (await running.members[1].ask("DELETE", BASE))[0]
-    assert 404 == (await running.members[1].ask("DELETE", BASE))[0]
 
 
 @with_brokers(count=2)
@@ -149,49 +131,3 @@ async def test_the_bundle_with_the_highest_throughput_is_split(running: Brokers)
     assert 204 == (await running.other_than(owner).ask("PUT", f"{BASE}/HOT/split"))[0]
     await running.settled()
     assert bundle not in running.view.bundles
-
-
-@with_brokers(count=2)
-async def test_a_subscription_with_consumers_is_not_deleted(running: Brokers) -> None:
-    """Any broker answers for all, and one for a bundle."""
-    client = await running.owner_of().client()
-    await client.consumer(1)
-    bundle = running.bundle_of().rpartition("/")[2]
-    for member in running.members:
-        for path in ("unsubscribe/s", f"{bundle}/unsubscribe/s"):
-            status, answer = await member.ask("POST", f"{BASE}/{path}")
-            assert (412, True) == (status, TOPIC in str(answer))
-            assert 204 == (await member.ask("POST", f"{BASE}/{path}x"))[0]
-
-
-@with_brokers(count=2)
-async def test_a_subscription_whose_consumers_did_not_come_back_is_deleted(
-    running: Brokers,
-) -> None:
-    source = running.owner_of()
-    client = await source.client()
-    await client.consumer(1)
-    await running.transfer(running.other_than(source))
-    await client.close()
-    topic = running.owner_of().service.hosting.topics[TOPIC].topic
-    assert ["s"] == list(topic.subscriptions)
-    assert 204 == (await source.ask("POST", f"{BASE}/unsubscribe/s"))[0]
-    assert [] == list(topic.subscriptions)
-
-
-@with_brokers(count=2)
-async def test_a_subscription_that_is_used_on_one_topic_stays_on_all(running: Brokers) -> None:
-    """Whichever broker is asked: the one that serves the unused one, or the other."""
-    source = running.owner_of()
-    destination = running.other_than(source)
-    client = await source.client()
-    await client.consumer(1)
-    await running.transfer(destination)
-    await client.close()
-    names = (f"{TOPIC}{number}" for number in range(200))
-    used = next(name for name in names if running.owner_of(name) is source)
-    await (await source.client()).consumer(1, used)
-    for member in (source, destination):
-        status, answer = await member.ask("POST", f"{BASE}/unsubscribe/s")
-        assert (412, True) == (status, f"on 1 topic, such as {used};" in str(answer))
-        assert ["s"] == list(destination.service.hosting.topics[TOPIC].topic.subscriptions)

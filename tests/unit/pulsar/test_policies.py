@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 
 import pytest
 
 from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.pulsar import served
 from equipoise.brokers.pulsar.topics.topic import Topic
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.core.reader import Folded
@@ -40,68 +39,6 @@ async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
         await client.receive(T.ERROR, lambda command: command.error.request_id == request_id)
     ).error
     return error.error, error.message
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "unset"),
-    [
-        ("maxProducersPerTopic", 3, ""),
-        ("maxConsumersPerTopic", 0, ""),
-        ("maxConsumersPerSubscription", 3, ""),
-        ("maxSubscriptionsPerTopic", 3, ""),
-        ("maxTopicsPerNamespace", 3, 0),
-        ("publishRate", {"publishThrottlingRateInMsg": 5, "publishThrottlingRateInByte": -1}, ""),
-        (
-            "dispatchRate",
-            {
-                "dispatchThrottlingRateInMsg": -1,
-                "dispatchThrottlingRateInByte": 9,
-                "relativeToPublishRate": False,
-                "ratePeriodInSecond": 2,
-            },
-            "",
-        ),
-        ("subscriptionTypesEnabled", ["Exclusive", "Key_Shared"], []),
-        (
-            "autoTopicCreation",
-            {"allowAutoTopicCreation": False, "topicType": "non-partitioned"},
-            "",
-        ),
-    ],
-)
-@with_brokers(count=2)
-async def test_a_policy_is_set_returned_and_removed(
-    running: Brokers, name: str, value: object, unset: object
-) -> None:
-    one, other = running.members
-    assert unset == (await other.ask("GET", f"{BASE}/{name}"))[1]
-    await put(running, name, value)
-    assert value == await other.get(f"{BASE}/{name}")
-    assert 204 == (await one.ask("DELETE", f"{BASE}/{name}"))[0]
-    await running.settled()
-    assert unset == (await other.ask("GET", f"{BASE}/{name}"))[1]
-
-
-@with_brokers()
-async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers) -> None:
-    (member,) = running.members
-    await put(running, "maxProducersPerTopic", 3)
-    await put(running, "publishRate", {"publishThrottlingRateInMsg": 5})
-    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
-    await put(running, "property/team/a%20b", None, "PUT")
-    document = await member.get(BASE)
-    assert isinstance(document, Mapping)
-    assert 3 == document["max_producers_per_topic"]
-    assert {
-        member.worker.view.cluster: {
-            "publishThrottlingRateInMsg": 5,
-            "publishThrottlingRateInByte": -1,
-        }
-    } == document["publishMaxMessageRate"]
-    assert ("ALWAYS_COMPATIBLE", {"team": "a b"}) == (
-        document["schema_compatibility_strategy"],
-        document["properties"],
-    )
 
 
 @pytest.mark.parametrize(
@@ -138,22 +75,6 @@ async def test_an_impossible_policy_is_refused(
     assert 400 == status, answer
     assert "Value error" not in json.dumps(answer)
     assert 200 == (await member.ask("GET", BASE))[0]
-
-
-@with_brokers()
-async def test_policies_that_would_compare_schemas_are_refused_with_the_reason(
-    running: Brokers,
-) -> None:
-    (member,) = running.members
-    for method, name, wanted, possible in (
-        ("PUT", "schemaCompatibilityStrategy", "BACKWARD", "ALWAYS_COMPATIBLE"),
-        ("POST", "isAllowAutoUpdateSchema", False, True),
-        ("POST", "schemaValidationEnforced", True, False),
-    ):
-        status, answer = await member.ask(method, f"{BASE}/{name}", wanted)
-        assert (400, True) == (status, "does not compare them" in str(answer)), answer
-        await put(running, name, possible, method)
-        assert possible == await member.get(f"{BASE}/{name}")
 
 
 @with_brokers(config={"admin_ms": 300})
@@ -198,61 +119,6 @@ async def test_properties_are_kept_one_by_one(running: Brokers) -> None:
 
 
 @with_brokers(count=2)
-async def test_counts_of_clients_are_bounded(running: Brokers) -> None:
-    await put(running, "maxProducersPerTopic", 1)
-    await put(running, "maxConsumersPerSubscription", 1)
-    await put(running, "maxSubscriptionsPerTopic", 2)
-    await put(running, "maxConsumersPerTopic", 2)
-    client = await running.owner_of().client()
-    await client.producer(1)
-    assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(2)))[0]
-    shared = CommandSubscribe.Shared
-    await client.consumer(1, subscription="a", kind=shared)
-    assert (
-        ServerError.ConsumerBusy
-        == (await refused(client, client.ask_consumer(2, subscription="a", kind=shared)))[0]
-    )
-    await client.consumer(3, subscription="b", kind=shared)
-    assert (
-        ServerError.ConsumerBusy
-        == (await refused(client, client.ask_consumer(4, subscription="c", kind=shared)))[0]
-    )
-    await put(running, "maxConsumersPerTopic", 0)
-    assert (
-        ServerError.NotAllowedError
-        == (await refused(client, client.ask_consumer(5, subscription="c", kind=shared)))[0]
-    )
-    await put(running, "maxProducersPerTopic", None, "DELETE")
-    await client.producer(2)
-
-
-@with_brokers()
-async def test_subscription_types_that_are_not_enabled_are_refused(running: Brokers) -> None:
-    await put(running, "subscriptionTypesEnabled", ["Exclusive"])
-    client = await running.owner_of().client()
-    error, message = await refused(client, client.ask_consumer(1, kind=CommandSubscribe.Key_Shared))
-    assert ServerError.NotAllowedError == error
-    assert "Exclusive" in message
-    await client.consumer(2)
-
-
-@with_brokers(count=2)
-async def test_a_namespace_has_a_maximum_of_topics(running: Brokers) -> None:
-    """The topics of all brokers count. Those in use stay usable."""
-    await put(running, "maxTopicsPerNamespace", 2)
-    clients = {member: await member.client() for member in running.members}
-    names = [f"{TOPIC}{number}" for number in range(6)]
-    for number, name in enumerate(names[:2]):
-        await clients[running.owner_of(name)].producer(number, name)
-    error, message = await refused(
-        clients[running.owner_of(names[2])],
-        clients[running.owner_of(names[2])].ask_producer(9, names[2]),
-    )
-    assert (ServerError.NotAllowedError, True) == (error, "has 2 topics" in message)
-    await clients[running.owner_of(names[0])].consumer(7, names[0])
-
-
-@with_brokers(count=2)
 async def test_the_maximum_of_topics_holds_in_a_burst(running: Brokers) -> None:
     """At all brokers at once. At the limit each of the brokers may refuse one topic for that of
     another.
@@ -270,29 +136,6 @@ async def test_the_maximum_of_topics_holds_in_a_burst(running: Brokers) -> None:
 
     await until(lambda: answers(T.PRODUCER_SUCCESS) + answers(T.ERROR) == len(names))
     assert answers(T.PRODUCER_SUCCESS) in (4, 5)
-
-
-@with_brokers()
-async def test_clients_create_no_topics_if_the_policy_says_so(running: Brokers) -> None:
-    (member,) = running.members
-    client = await member.client()
-    await client.producer(1)
-    await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
-    await client.consumer(1)
-    assert (
-        ServerError.TopicNotFound
-        == (await refused(client, client.ask_producer(2, f"{TOPIC}-new")))[0]
-    )
-    assert (
-        204
-        == (await member.ask("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/new/partitions", 2))[0]
-    )
-    whole = f"non-persistent://{NAMESPACE}/new"
-    await client.producer(3, f"{whole}-partition-1")
-    assert (
-        ServerError.TopicNotFound
-        == (await refused(client, client.ask_producer(4, f"{whole}-partition-2")))[0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -343,36 +186,6 @@ async def test_topics_that_exist_move_although_clients_must_create_none(
     there.ask(T.CLOSE_PRODUCER, producer_id=4)
     await there.receive(T.SUCCESS)
     await there.producer(7, used)  # Another of its clients, which comes later.
-
-
-@with_brokers()
-async def test_operators_create_no_more_topics_than_the_policy_allows(running: Brokers) -> None:
-    """Each partition counts, used or not, and stays usable. An operator creates topics that clients
-    must not create.
-    """
-    (member,) = running.members
-    await put(running, "maxTopicsPerNamespace", 3)
-    await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
-    path = f"/admin/v2/non-persistent/{NAMESPACE}"
-    assert 204 == (await member.ask("PUT", f"{path}/plain"))[0]
-    assert 412 == (await member.ask("PUT", f"{path}/whole/partitions", 3))[0]
-    assert 204 == (await member.ask("PUT", f"{path}/whole/partitions", 1))[0]
-    assert 412 == (await member.ask("POST", f"{path}/whole/partitions", 3))[0]
-    assert 204 == (await member.ask("POST", f"{path}/whole/partitions", 2))[0]
-    status, answer = await member.ask("PUT", f"{path}/more")
-    assert (412, True) == (status, "has 3 topics, and its policy allows 3" in str(answer))
-    client = await member.client()
-    for number in range(2):
-        await client.producer(number, f"non-persistent://{NAMESPACE}/whole-partition-{number}")
-    await client.producer(2, f"non-persistent://{NAMESPACE}/plain")
-
-
-@with_brokers()
-async def test_producers_must_encrypt_if_the_policy_says_so(running: Brokers) -> None:
-    await put(running, "encryptionRequired", body=True)
-    client = await running.owner_of().client()
-    assert ServerError.MetadataError == (await refused(client, client.ask_producer(1)))[0]
-    await client.producer(2, encrypted=True)
 
 
 @with_brokers()

@@ -11,8 +11,6 @@ import pytest
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
-from equipoise.brokers.pulsar.wire.requests import AccessMode
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -71,50 +69,6 @@ async def redirected(client: WireClient) -> tuple[str, str]:
     return producer.assignedBrokerServiceUrl, consumer.assignedBrokerServiceUrl
 
 
-@with_brokers(count=2)
-async def test_clients_are_redirected_to_the_new_owner(running: Brokers) -> None:
-    """Their connection stays open. Entry ids continue."""
-    source, destination, client = await busy(running)
-    moving = asyncio.ensure_future(running.transfer(destination))
-    assert (destination.url, destination.url) == await redirected(client)
-    client.publish(1, 1, "too late")
-    there = await destination.client()
-    await there.producer(1, name="mine", epoch=1)
-    await there.consumer(1, name="me")
-    there.publish(1, 1, "1")
-    assert (1, 2, "1") == await there.receive_message()
-    await there.receipt(1, 1)
-    await moving
-    assert "SEND_RECEIPT" not in client.names()
-    assert destination.url == await client.located()
-    assert not client.is_closed
-    assert (0, 1) == (await source.metric("topics"), await destination.metric("topics"))
-
-
-async def test_receipts_of_one_topic_do_not_wait_for_another_topic(tmp_path: Path) -> None:
-    other = next(
-        name
-        for n in range(999)
-        if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30
-    )
-
-    async with brokers(tmp_path, count=2, settings=HASTY) as running:
-        source, destination, client = await busy(running)
-        if running.owner_of(other) is destination:
-            await running.transfer(source, other)
-        await client.consumer(2, other, name="me")
-        await running.transfer(destination)
-        there = await destination.client()
-        await there.producer(1, name="mine", epoch=1)
-        there.publish(1, 1, "1")
-        await there.receipt(1, 1)
-        await running.transfer(destination, other)
-        await there.producer(2, other)
-        there.publish(2, 0, "x")
-        await there.receipt(2, 0)
-        assert 2 == await destination.metric("topics_waiting")
-
-
 async def test_a_topic_to_which_no_producer_returns_is_dropped(tmp_path: Path) -> None:
     """It moved only because of its entry ids."""
     other = next(
@@ -130,55 +84,6 @@ async def test_a_topic_to_which_no_producer_returns_is_dropped(tmp_path: Path) -
         await client.receipt(2, 0)
         await running.transfer(destination)
         await metric_becomes(destination, "topics", 0)
-
-
-@with_brokers(count=2, settings=HASTY)
-async def test_a_second_move_takes_waiting_messages_along(running: Brokers) -> None:
-    source, destination, _ = await busy(running)
-    await running.transfer(destination)
-    there = await destination.client()
-    await there.producer(1, name="mine", epoch=1)
-    for number in (1, 2):
-        there.publish(1, number, str(number))
-        await there.receipt(1, number)
-    await running.transfer(source)
-    back = await source.client()
-    await back.producer(1, name="mine", epoch=2)
-    back.publish(1, 3, "3")
-    await back.consumer(1, name="me")
-    assert ["1", "2", "3"] == [(await back.receive_message())[2] for _ in range(3)]
-
-
-@with_brokers(count=2)
-async def test_a_client_at_the_wrong_broker_is_redirected(running: Brokers) -> None:
-    """Its producer and consumer are accepted, and redirected at their first use."""
-    owner = running.owner_of()
-    other = running.other_than(owner)
-    client = await other.client()
-    await client.consumer(1, name="me")
-    await client.producer(1, name="mine")
-    client.publish(1, 0, "ignored")
-    assert (owner.url, owner.url) == await redirected(client)
-    there = await owner.client()
-    await there.consumer(1, name="me")
-    await there.producer(1, name="mine")
-    there.publish(1, 0, "taken")
-    await there.receipt(1, 0)
-    assert "taken" == (await there.receive_message())[2]
-    assert "SEND_RECEIPT" not in client.names()
-    assert owner.url == await client.located()
-    assert (2, 0) == (
-        await other.metric("clients_redirected_total"),
-        await owner.metric("clients_redirected_total"),
-    )
-
-
-@with_brokers(count=2)
-async def test_an_exclusive_producer_at_the_wrong_broker_is_refused(running: Brokers) -> None:
-    """Success would promise that there is no other producer, which only the owner knows."""
-    client = await running.other_than(running.owner_of()).client()
-    client.ask_producer(1, producer_access_mode=AccessMode.EXCLUSIVE)
-    assert ServerError.ServiceNotReady == (await client.receive(T.ERROR)).error.error
 
 
 @with_brokers()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import struct
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,14 @@ import pytest
 from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
-    CommandGetTopicsOfNamespace,
-    CommandSubscribe,
-    ServerError,
-)
 from tests.pulsar.pulsar_speech import (
     close_consumer,
     close_producer,
-    connect,
-    entry,
-    lookup,
-    ping,
-    send,
-    unsubscribe,
 )
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
-    TOPIC,
     Brokers,
     Member,
-    T,
     brokers,
     with_brokers,
 )
@@ -58,56 +44,6 @@ async def metric_becomes(member: Member, name: str, value: float, **labels: str)
     """Wait until a metric has a value."""
     while await member.metric(name, **labels) != value:  # noqa: ASYNC110 - a metric has no event
         await asyncio.sleep(0.01)
-
-
-@with_brokers()
-async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) -> None:
-    (member,) = running.members
-    client = await member.client()
-    assert member.url == await client.located()
-    assert 0 == await client.partitions(TOPIC)
-    await client.consumer(3)
-    assert (await client.producer(5)).startswith("equipoise-")
-    for number in range(3):
-        client.publish(5, number, f"message {number}")
-    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [
-        await client.receive_message() for _ in range(3)
-    ]
-    for number in range(3):
-        await client.receipt(5, number)
-    assert 3 == await member.metric("messages_published_total")
-    assert 3 == await member.metric("messages_delivered_total")
-    assert (1, 1, 1) == (
-        await member.metric("topics"),
-        await member.metric("producers"),
-        await member.metric("consumers"),
-    )
-    client.write(close_producer(5, 900) + close_consumer(3, 901))
-    await client.receive(T.SUCCESS, lambda command: command.success.request_id == 901)
-    assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
-
-
-@pytest.mark.parametrize(
-    ("data", "reason", "handshake"),
-    [
-        (struct.pack(">II", 2**31, 10), "frame_too_large", True),
-        (connect(version=3), "unsupported_version", False),
-    ],
-    ids=["a huge frame", "an old client"],
-)
-@with_brokers()
-async def test_a_client_that_violates_the_protocol_is_disconnected(
-    running: Brokers, data: bytes, reason: str, handshake: bool
-) -> None:
-    """The connection is closed and counted by its violation, and other clients do not notice."""
-    (member,) = running.members
-    before = await member.client()
-    client = await member.client(handshake=handshake)
-    client.write(data)
-    await client.closed()
-    assert 1 == await member.metric("disconnections_total", reason=reason)
-    assert not before.is_closed
-    await neighbour_is_served(member)
 
 
 @with_brokers()
@@ -154,100 +90,6 @@ async def test_an_http_client_is_answered_with_the_http_address(
         line["left_out"],
         "HTTP address" in line["problem"],
     )
-
-
-@with_brokers()
-async def test_a_damaged_message_is_refused_alone(running: Brokers) -> None:
-    """Its SEND_ERROR comes in the order of the receipts."""
-    (member,) = running.members
-    client = await member.client()
-    await client.producer(1)
-    damaged = bytearray(entry())
-    damaged[-1] ^= 1
-    client.write(send(1, 0, entry()) + send(1, 1, bytes(damaged)) + send(1, 2, entry()))
-    await client.receipt(1, 0)
-    await client.receipt(1, 2)
-    (error,) = [command.send_error for command, _ in client.inbox if command.type == T.SEND_ERROR]
-    assert (1, ServerError.ChecksumError) == (error.sequence_id, error.error)
-    assert 1 == await member.metric("messages_damaged_total")
-
-
-@pytest.mark.parametrize(
-    ("topic", "error"),
-    [
-        ("non-persistent://public", ServerError.InvalidTopicName),
-        ("persistent://public/default/t", ServerError.NotAllowedError),
-        ("non-persistent://nobody/knows/t", ServerError.TopicNotFound),
-    ],
-)
-@with_brokers()
-async def test_a_topic_that_is_not_served_is_refused(
-    running: Brokers, topic: str, error: ServerError
-) -> None:
-    """The code tells clients what to do."""
-    (member,) = running.members
-    client = await member.client()
-    client.write(lookup(1, topic))
-    assert error == (await client.receive(T.LOOKUP_RESPONSE)).lookup_response.error
-    client.ask_producer(1, topic)
-    assert error == (await client.receive(T.ERROR)).error.error
-    client.ask_consumer(1, topic)
-    assert error == (await client.receive(T.ERROR)).error.error
-    assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), (
-        "only where the client is to try again"
-    )
-    assert 0 == await member.metric("topics")
-
-
-@with_brokers()
-async def test_each_request_for_a_persistent_topic_names_the_topic_to_use(running: Brokers) -> None:
-    """The code is one that clients do not retry."""
-    (member,) = running.members
-    client = await member.client()
-    topic = f"persistent://{NAMESPACE}/t"
-    requests: tuple[tuple[T, T, dict[str, object]], ...] = (
-        (T.PARTITIONED_METADATA, T.PARTITIONED_METADATA_RESPONSE, {}),
-        (T.LOOKUP, T.LOOKUP_RESPONSE, {}),
-        (T.GET_SCHEMA, T.GET_SCHEMA_RESPONSE, {}),
-        (
-            T.GET_OR_CREATE_SCHEMA,
-            T.GET_OR_CREATE_SCHEMA_RESPONSE,
-            {"schema": {"name": "", "schema_data": b"", "type": 1}},
-        ),
-        (T.PRODUCER, T.ERROR, {"producer_id": 1}),
-        (
-            T.SUBSCRIBE,
-            T.ERROR,
-            {"consumer_id": 1, "subscription": "s", "subType": CommandSubscribe.Shared},
-        ),
-    )
-    for asked, answered, body in requests:
-        client.ask(asked, topic=topic, **body)
-        ((_, answer),) = (await client.receive(answered)).ListFields()[1:]
-        error = answer.error_code if hasattr(answer, "error_code") else answer.error
-        message = answer.error_message if hasattr(answer, "error_message") else answer.message
-        expected = f"{topic} is persistent, and this broker stores no messages; use non-persistent://{NAMESPACE}/t"
-        assert (ServerError.NotAllowedError, expected) == (error, message), T.Name(asked)
-    client.ask(
-        T.GET_TOPICS_OF_NAMESPACE, namespace=NAMESPACE, mode=CommandGetTopicsOfNamespace.PERSISTENT
-    )
-    assert [] == list(
-        (
-            await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
-        ).get_topics_of_namespace_response.topics
-    )
-    assert [] == client.names()
-
-
-@with_brokers()
-async def test_a_refused_producer_or_consumer_leaves_no_topic(running: Brokers) -> None:
-    (member,) = running.members
-    client = await member.client()
-    client.ask_producer(1, producer_access_mode=2)
-    assert ServerError.NotAllowedError == (await client.receive(T.ERROR)).error.error
-    client.ask_consumer(1, read_compacted=True)
-    assert ServerError.NotAllowedError == (await client.receive(T.ERROR)).error.error
-    assert 0 == await member.metric("topics")
 
 
 @with_brokers()
@@ -338,37 +180,6 @@ async def test_a_half_closed_connection_is_closed(running: Brokers) -> None:
     await metric_becomes(member, "connections", 0)
 
 
-@with_brokers()
-async def test_the_name_of_a_live_producer_is_refused(running: Brokers) -> None:
-    """Its holder answers a PING first."""
-    holder, other = await running.members[0].client(), await running.members[0].client()
-    await holder.producer(1, name="mine")
-    other.ask_producer(1, name="mine", epoch=1)
-    assert ServerError.ProducerBusy == (await other.receive(T.ERROR)).error.error
-    assert "PING" in holder.names()
-
-
-@with_brokers(settings=Settings(probe_ms=50))
-async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers) -> None:
-    """This holds for a producer's name and for an Exclusive subscription. The topic stays the
-    same.
-    """
-    (member,) = running.members
-    dead, other, listener = await member.client(), await member.client(), await member.client()
-    dead.answers_pings = False
-    await dead.producer(1, name="mine")
-    assert "mine" == await other.producer(4, name="mine", epoch=1)
-    await dead.closed()
-    await listener.consumer(1, subscription="other")
-    other.publish(4, 0, "hello")
-    assert "hello" == (await listener.receive_message())[2], (
-        "the topic must not have ended with the one that held the name"
-    )
-    listener.answers_pings = False
-    await other.consumer(9, subscription="other")
-    assert 1 == await member.metric("topics")
-
-
 @with_brokers(settings=Settings(probe_ms=200))
 async def test_many_requests_for_one_name_share_a_ping(running: Brokers) -> None:
     (member,) = running.members
@@ -379,54 +190,6 @@ async def test_many_requests_for_one_name_share_a_ping(running: Brokers) -> None
         other.ask_producer(producer_id, name="mine", epoch=1)
     await holder.closed()
     assert 1 == holder.names().count("PING")
-
-
-@with_brokers()
-async def test_the_next_active_consumer_is_notified_once_when_a_connection_ends(
-    running: Brokers,
-) -> None:
-    """None of the consumers that leave with it becomes active in between."""
-    first, second = await running.members[0].client(), await running.members[0].client()
-    # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
-    for number, name in enumerate("abcde"):
-        await (first if name in "ab" else second).consumer(
-            number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name
-        )
-    assert (await first.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-    for _ in range(3):
-        assert not (await second.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-    first.vanish()
-    change = (await second.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
-    assert (3, True) == (change.consumer_id, change.is_active)
-    await second.located()
-    assert "ACTIVE_CONSUMER_CHANGE" not in second.names()
-
-
-@with_brokers()
-async def test_small_questions_are_answered(running: Brokers) -> None:
-    (member,) = running.members
-    client = await member.client()
-    await client.consumer(1, name="me")
-    client.ask(T.CONSUMER_STATS, consumer_id=1)
-    stats = (await client.receive(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
-    assert ("me", "Exclusive", False) == (
-        stats.consumerName,
-        stats.type,
-        stats.HasField("error_code"),
-    )
-    client.ask_topics()
-    assert [TOPIC] == list(
-        (
-            await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
-        ).get_topics_of_namespace_response.topics
-    )
-    client.ask_topics("no/where")
-    assert ServerError.TopicNotFound == (await client.receive(T.ERROR)).error.error
-    client.write(unsubscribe(1, 900))
-    await client.receive(T.SUCCESS)
-    assert 0 == await member.metric("consumers")
-    client.write(ping())
-    await client.receive(T.PONG)
 
 
 async def test_a_bug_costs_one_connection(

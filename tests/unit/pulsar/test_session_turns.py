@@ -13,88 +13,14 @@ from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
-from tests.pulsar.pulsar_speech import close_producer, connect, producer
+from tests.pulsar.pulsar_speech import close_producer, producer
 from tests.unit.pulsar.wire_client import (
     TOPIC,
-    Brokers,
-    Member,
     T,
-    WireClient,
     brokers,
-    with_brokers,
 )
 
 SHARED = CommandSubscribe.Shared
-
-
-async def as_client_of(member: Member, client_version: str) -> WireClient:
-    """Connect as this version of a client."""
-    client = await member.client(handshake=False)
-    client.write(connect(client_version=client_version))
-    await client.receive(T.CONNECTED)
-    return client
-
-
-async def seek(client: WireClient, consumer_id: int) -> None:
-    """Send SEEK, and wait for the answer."""
-    request_id = client.ask(T.SEEK, consumer_id=consumer_id)
-    assert request_id == (await client.receive(T.SUCCESS)).success.request_id
-
-
-@with_brokers()
-async def test_a_consumer_in_go_is_closed_after_a_seek(running: Brokers) -> None:
-    """It takes nothing until it reconnects. Consumers of other clients stay."""
-    (member,) = running.members
-    publisher = await member.client()
-    await publisher.producer(1)
-    in_go, in_java = (
-        await as_client_of(member, "Pulsar-Go-0.19.0"),
-        await as_client_of(member, "Pulsar-Java-v4.0.8"),
-    )
-    for client in (in_go, in_java):
-        await client.consumer(7, subscription=f"s{id(client)}")
-        await seek(client, 7)
-    assert 7 == (await in_go.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id
-    await in_go.consumer(7, subscription=f"s{id(in_go)}")
-    publisher.publish(1, 0, "after")
-    for client in (in_go, in_java):
-        assert "after" == (await client.receive_message())[2]
-    assert "CLOSE_CONSUMER" not in in_java.names()
-
-
-@with_brokers()
-async def test_entry_ids_continue_after_a_seek(running: Brokers) -> None:
-    """A Go consumer ignores lower ids, so its topic is kept while it reconnects."""
-    (member,) = running.members
-    publisher, in_go = await member.client(), await as_client_of(member, "Pulsar-Go-0.19.0")
-    await in_go.consumer(7)
-    await publisher.producer(1)
-    publisher.publish(1, 0, "before")
-    publisher.write(close_producer(1, 1_000))
-    await publisher.receive(T.SUCCESS)
-    assert (1, "before") == (await in_go.receive_message())[1:]
-    await seek(in_go, 7)
-    await in_go.receive(T.CLOSE_CONSUMER)
-    await in_go.consumer(7)
-    await publisher.producer(2)
-    publisher.publish(2, 0, "after")
-    assert (2, "after") == (await in_go.receive_message())[1:]
-
-
-@with_brokers()
-async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> None:
-    (member,) = running.members
-    one, other = await member.client(), await member.client()
-    await one.producer(9)
-    await one.consumer(1, kind=SHARED)
-    await other.consumer(2, kind=SHARED)
-    for force, answer in ((False, T.ERROR), (True, T.SUCCESS)):
-        one.ask(T.UNSUBSCRIBE, consumer_id=1, force=force)
-        await one.receive(answer)
-    assert 2 == (await other.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id
-    await other.consumer(2, kind=CommandSubscribe.Exclusive)
-    one.publish(9, 0, "on")
-    assert (2, "on") == (await other.receive_message())[::2]
 
 
 async def test_running_creations_are_bounded(

@@ -24,14 +24,12 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
 from equipoise.brokers.runtime.worker import Lookups
-from tests.pulsar.pulsar_speech import close_producer, connect, entry, ping, producer, send
+from tests.pulsar.pulsar_speech import connect, entry, ping, producer, send
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
 
 # One read of uvloop.
 _CHUNK_BYTES: Final = 256 * 1024
-# Longer than any test.
-PATIENT: Final = Settings(topics=TopicLimits(permits_wait_ms=3_600_000))
 
 
 async def connected(link: ClientLink) -> socket.socket:
@@ -96,30 +94,6 @@ def test_a_flood_leaves_turns_to_other_clients(
         runner.run(flooded())
 
 
-async def test_a_producer_waits_for_permits_before_messages_are_dropped(tmp_path: Path) -> None:
-    """Everything behind the first message that waits keeps its order."""
-    async with brokers(tmp_path, settings=PATIENT) as running:
-        (member,) = running.members
-        publisher, subscriber = await member.client(), await member.client()
-        await subscriber.consumer(1, permits=2)
-        await publisher.producer(1)
-        for number in range(5):
-            publisher.publish(1, number, f"{number}")
-        publisher.write(close_producer(1, 900))
-        assert ["0", "1"] == [(await subscriber.receive_message())[2] for _ in range(2)]
-        for number in range(2):
-            await publisher.receipt(1, number)
-        subscriber.write(ping())
-        await subscriber.receive(T.PONG)
-        assert [] == publisher.names()
-        subscriber.flow(1, 3)
-        assert ["2", "3", "4"] == [(await subscriber.receive_message())[2] for _ in range(3)]
-        for number in range(2, 5):
-            await publisher.receipt(1, number)
-        await publisher.receive(T.SUCCESS)
-        assert 0 == await member.metric("messages_dropped_total")
-
-
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="this system has no TCP_QUICKACK")
 async def test_half_a_frame_is_acknowledged_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,43 +142,6 @@ async def test_messages_are_dropped_for_a_consumer_that_stalls(tmp_path: Path) -
         for number in range(5):
             await publisher.receipt(1, number)
         assert 4 == await member.metric("messages_dropped_total")
-
-
-async def test_a_producer_that_waits_delays_no_transfer(tmp_path: Path) -> None:
-    """It is redirected, and what waited gets no receipt here: it is sent again to the next
-    owner.
-    """
-    async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-        owner = running.owner_of()
-        other = running.other_than(owner)
-        publisher, subscriber = await owner.client(), await owner.client()
-        await subscriber.consumer(1, permits=1)
-        await publisher.producer(1)
-        for number in range(2):
-            publisher.publish(1, number, f"{number}")
-        await publisher.receipt(1, 0)
-        await running.transfer(other)
-        assert (
-            other.url
-            == (await publisher.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
-        )
-        publisher.write(ping())
-        await publisher.receive(T.PONG)
-        assert "SEND_RECEIPT" not in publisher.names()
-
-
-async def test_a_producer_waits_for_no_consumer_that_leaves(tmp_path: Path) -> None:
-    async with brokers(tmp_path, settings=PATIENT) as running:
-        (member,) = running.members
-        publisher, subscriber = await member.client(), await member.client()
-        await subscriber.consumer(1, permits=1)
-        await publisher.producer(1)
-        for number in range(2):
-            publisher.publish(1, number, f"{number}")
-        await publisher.receipt(1, 0)
-        await subscriber.close()
-        await publisher.receipt(1, 1)
-        assert 0 == await member.metric("messages_dropped_total"), "no subscription is left"
 
 
 def throttle(member: Member, topic: str = TOPIC) -> None:

@@ -135,25 +135,37 @@ class WireClient:
         """Wait for the next command of a type, and take it from the inbox. Fail if the connection
         is closed before.
         """
-        return (await self._receive(kind, matches))[0]
+        return (await self.take(kind, matches))[0]
 
     async def receive_message(self) -> tuple[int, int, str]:
         """Wait for the next MESSAGE: its consumer, its entry id, and the text that was
         published.
         """
-        command, block = await self._receive(T.MESSAGE, lambda _: True)
+        command, block = await self.take(T.MESSAGE)
         text = block[block.index(PAYLOAD_HEAD) + len(PAYLOAD_HEAD) :]
         return command.message.consumer_id, command.message.message_id.entryId, text.decode()
 
-    async def _receive(
-        self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]
+    async def answer_to(self, request_id: int) -> tuple[BaseCommand, bytes]:
+        """Wait for the answer to a request, and take it from the inbox."""
+
+        def answers(command: BaseCommand) -> bool:
+            body = getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
+            return getattr(body, "request_id", None) == request_id
+
+        return await self.take(None, answers)
+
+    async def take(
+        self,
+        kind: BaseCommand.Type | None,
+        matches: Callable[[BaseCommand], bool] = lambda _: True,
     ) -> tuple[BaseCommand, bytes]:
+        """As `receive`, with the block behind the command. None: of any type."""
         while True:
             for place, (command, block) in enumerate(self.inbox):
-                if command.type == kind and matches(command):
+                if kind in {None, command.type} and matches(command):
                     del self.inbox[place]
                     return command, block
-            assert not self.is_closed, f"closed before {T.Name(kind)}: {self.names()}"
+            assert not self.is_closed, f"closed before {kind}: {self.names()}"
             self._news.clear()
             await self._news.wait()
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.topics import (
     delivered,
+    expecting,
     joined,
     make_producer,
     make_topic,
     produced,
     send,
+    state_of,
 )
 
 SHARED, EXCLUSIVE, KEY_SHARED = (
@@ -35,6 +38,14 @@ def test_each_subscription_gets_an_entry_and_its_producer_a_receipt() -> None:
     assert (1000 - 4, 4, 10) == (a.permits, a.delivered.messages, a.delivered.bytes)
     assert (4, 10) == (producer.published.messages, topic.published.bytes)
     assert (8, 20) == (topic.delivered.messages, topic.delivered.bytes)
+
+
+def test_ids_without_entries_are_skipped() -> None:
+    """A former owner hands over any state."""
+    entries = (Entry(0, b"", 1),)
+    topic, _ = produced(state_of(expecting("a", waiting=(0, 9)), expecting(), entries=entries))
+    consumer = joined(topic, "a", kind=SHARED, permits=0)
+    assert [("a", 0)] == delivered(topic.flow(consumer, 9, 0))
 
 
 def test_permits_are_bounded() -> None:
