@@ -8,13 +8,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import zstandard
+
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.view import View
-from equipoise.compaction.compressed import compress, decompress
+
+COMPRESSION_LEVEL: Final = 3
+"""zstd's default."""
 
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """Largest snapshot to decompress: 4,000,000 bundles at 250 bytes each."""
+
+
+def compress(data: bytes) -> bytes:
+    """Return a value as one compressed frame with its size and a checksum. `decompress` reverses
+    it.
+    """
+    return zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).compress(data)
+
+
+def decompress(data: bytes, *, size_max: int) -> bytes:
+    """Return what `compress` compressed. Raises `ValueError` if `data` is damaged, not a frame, or
+    longer than `size_max` bytes.
+    """
+    try:
+        if zstandard.frame_content_size(data) > size_max:
+            raise ValueError(f"it claims to hold more than {size_max} bytes")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size_max)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
 
 
 def canonical(view: View) -> bytes:

@@ -18,9 +18,8 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest
-from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
 from equipoise.spark_jobs.sources.whole_files import replacing
 
 FILE: Final = "beginning"

@@ -27,12 +27,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import beginning
-from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
 from equipoise.spark_jobs.rules.state_table import StateRow
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
-from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
 from equipoise.spark_jobs.streams.packing import packed, unpacked
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ ONLY_IN = {
     "optuna": ("equipoise.lab.tuning",),
     "pyspark": ("equipoise.spark_jobs", "tests"),
     "tests": ("compose.demo", "tests"),
-    "zstandard": ("equipoise.compaction.compressed",),
+    "zstandard": ("equipoise.spark_jobs.sequence.snapshots",),
 }
 CHECKER = "tests.checker"  # Imports nothing of the product: shared code would share its mistakes.
 

@@ -13,10 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equipoise.compaction.compressed import decompress
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES, TableSchema, Type
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, decompress
 
 DAY: Final = pa.field("day", pa.date32())
 

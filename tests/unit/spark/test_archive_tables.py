@@ -20,7 +20,6 @@ import pytest
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
-from equipoise.compaction.compressed import compress
 from equipoise.spark_jobs.archive.tables import arrow, manifest, parquet, reading, schema
 from equipoise.spark_jobs.archive.tables import sink as sink_module
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
@@ -34,6 +33,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.snapshots import compress
 from equipoise.spark_jobs.sources import whole_files
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from tests.spark.archived import LOG, NOON_MS, URL, as_rows

@@ -6,15 +6,12 @@ import asyncio
 import os
 import signal
 import time
-import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from equipoise import Peer, Worker
 from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
-from equipoise.examples.fastapi_app import Visits
 from tests import virtual_time
 
 pytestmark = pytest.mark.integration
@@ -158,19 +155,3 @@ def test_a_drained_program_answers_until_no_call_comes(
         return loop.time() - began_s
 
     assert ends_s == pytest.approx(virtual_time.run(story()), abs=0.2)
-
-
-async def test_a_program_that_nobody_calls_ends_soon_after_its_bundles_have_moved(
-    story: Story,
-) -> None:
-    log_url = f"memory:{uuid.uuid4()}"
-    async with Worker(log_url, Visits()) as stays, Worker(log_url, Visits()) as goes:
-        await goes.create_namespace("web/pages", bundles=2)
-        for page in ("home", "other"):
-            await goes.route("web/pages", page)
-        with goes.drain_on_signals(linger_ms=600_000):
-            os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(60):
-                await story.ended.wait()
-        assert isinstance(await goes.route("web/pages", "home"), Peer)
-        assert stays.ownership("web/pages", "home") is not None
