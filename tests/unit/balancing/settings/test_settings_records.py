@@ -65,13 +65,6 @@ def with_document(document: Document) -> Channel:
     return channel
 
 
-def test_the_base_applies_where_the_channel_has_no_value() -> None:
-    channel = channel_with("a")
-    assert (BASE, ()) == (settings_in(channel.view, BASE), problems_in(channel.view, BASE))
-    assert None is set_settings(channel, {"transfer.target_deviation": "0.1"})
-    assert with_value(BASE, "transfer.target_deviation", 0.1) == settings_in(channel.view, BASE)
-
-
 def test_settings_are_stored_in_types_that_other_languages_read() -> None:
     """Integers and booleans as such, fractions and absent values as texts, namespaces one by
     one.
@@ -128,35 +121,67 @@ def test_a_change_leaves_the_others_as_they_are() -> None:
     assert {"transfer.excluded_namespaces": "none"} == document
 
 
+SEVEN: Document = {"balanced.moves_max": 7}
+FULL: Document = {f"later.{number}": number for number in range(DOCUMENT_ENTRIES_MAX)}
+MALFORMED = Reason.MALFORMED
+
+
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    ("document", "changes", "by", "reason", "named"),
     [
-        ({"balanced.moves_max": "9", "balanced.moves_maxx": "9"}, UnknownSetting),
-        ({"balanced.moves_max": "9", "balanced.start_ratio": "-1"}, InvalidSetting),
-        ({"balanced.moves_max": None, "balancing.shedder": "Mine"}, InvalidSetting),
-        ({"balanced.moves_max": None, "level.nonsense": None}, UnknownSetting),
+        (SEVEN, {"balanced.moves_max": "9", "balanced.moves_maxx": "9"}, None, MALFORMED, "maxx"),
+        (
+            SEVEN,
+            {"balanced.moves_max": "9", "balanced.start_ratio": "-1"},
+            None,
+            MALFORMED,
+            "balanced.start_ratio",
+        ),
+        (
+            SEVEN,
+            {"balanced.moves_max": None, "balancing.shedder": "Mine"},
+            None,
+            MALFORMED,
+            "balancing.shedder",
+        ),
+        (
+            SEVEN,
+            {"balanced.moves_max": None, "level.nonsense": None},
+            None,
+            MALFORMED,
+            "level.nonsense",
+        ),
+        ({}, {}, "x" * (TEXT_CHARACTERS_MAX + 1), MALFORMED, ""),
+        (
+            FULL,
+            {"balanced.moves_max": "7"},
+            None,
+            Reason.ILLEGAL_TRANSITION,
+            str(DOCUMENT_ENTRIES_MAX),
+        ),
     ],
 )
-def test_one_invalid_change_prevents_all(changes: Changes, error: type[Exception]) -> None:
-    """The error names it, and nothing is appended."""
-    channel = channel_with("a")
-    set_settings(channel, {"balanced.moves_max": "7"})
+def test_one_invalid_change_prevents_all(
+    document: Document, changes: Changes, by: str | None, reason: Reason, named: str
+) -> None:
+    """The error names it, and nothing is appended. A full document is not made longer."""
+    channel = with_document(document)
     before = channel.view.offset
-    verdict = set_settings(channel, changes)
+    verdict = set_settings(channel, changes, by)
     assert verdict is not None
-    assert Reason.MALFORMED == verdict.reason
-    assert next(name for name in changes if name != "balanced.moves_max") in (verdict.problem or "")
-    assert (before, {"balanced.moves_max": 7}) == (channel.view.offset, document_of(channel.view))
-    with pytest.raises(error):
-        check_changes(channel.view, changes)
+    assert (reason, True) == (verdict.reason, named in (verdict.problem or ""))
+    assert (before, document) == (channel.view.offset, document_of(channel.view))
+    if document is SEVEN:
+        with pytest.raises((InvalidSetting, UnknownSetting)):
+            check_changes(channel.view, changes)
 
 
-def test_a_name_that_is_too_long_is_refused() -> None:
-    channel = channel_with("a")
-    assert None is set_settings(channel, {}, "x" * TEXT_CHARACTERS_MAX)
-    verdict = set_settings(channel, {}, "x" * (TEXT_CHARACTERS_MAX + 1))
-    assert verdict is not None
-    assert Reason.MALFORMED == verdict.reason
+def test_a_full_document_may_be_changed() -> None:
+    """Unreadable entries stay."""
+    channel = with_document(FULL)
+    changes: Changes = {"balanced.moves_max": "7", "later.0": None, "later.1": None}
+    assert None is set_settings(channel, changes)
+    assert 7 == settings_in(channel.view, BASE).groups()["balanced"].moves_max
 
 
 def test_two_concurrent_changes_both_succeed() -> None:
@@ -191,22 +216,6 @@ def test_all_settings_at_once_fit_into_a_record() -> None:
     assert NAMESPACES_MAX == len(
         settings_in(channel.view, BASE).groups()["transfer"].excluded_namespaces
     )
-
-
-def test_a_full_document_is_not_made_longer() -> None:
-    """Unreadable entries stay. A change that does not fit is refused."""
-    document: Document = {f"later.{number}": number for number in range(DOCUMENT_ENTRIES_MAX)}
-    channel = with_document(document)
-    verdict = set_settings(channel, {"balanced.moves_max": "7"})
-    assert verdict is not None
-    assert (Reason.ILLEGAL_TRANSITION, True) == (
-        verdict.reason,
-        str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""),
-    )
-    assert None is set_settings(
-        channel, {"balanced.moves_max": "7", "later.0": None, "later.1": None}
-    )
-    assert 7 == settings_in(channel.view, BASE).groups()["balanced"].moves_max
 
 
 def test_an_unreadable_setting_is_a_problem_and_the_base_applies() -> None:

@@ -78,75 +78,52 @@ def test_pulsars_own_test_of_rows_and_of_splits_a_round() -> None:
     assert [[], [], [], [(whole, (0x7FFFFFFF,))], [(part, (0x07FFFFFF,))]] == seen
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExcessCase:
-    bundle: BundleTraffic
-    excess: Excess
-    reason: str
+TRAFFIC_OF_TWO = BundleTraffic(bundle=LEFT, topics=2)
+EXCESSES = {
+    Excess.TOPICS: (
+        replace(
+            with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)
+        ),
+        "1,234 topics",
+    ),
+    Excess.SESSIONS: (
+        replace(
+            TRAFFIC_OF_TWO,
+            consumers=60,
+            producers=41,
+            traffic=Traffic(messages_in_per_second=999),
+        ),
+        "101 sessions",
+    ),
+    Excess.MESSAGES: (
+        replace(
+            TRAFFIC_OF_TWO,
+            traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41),
+        ),
+        "101 messages/s",
+    ),
+    Excess.BYTES: (
+        replace(TRAFFIC_OF_TWO, traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41)),
+        "101 bytes/s",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ExcessCase(
-            bundle=replace(
-                with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)
-            ),
-            excess=Excess.TOPICS,
-            reason="it has been over a limit for 1 round: 1,234 topics (limit: 100)",
-        ),
-        ExcessCase(
-            bundle=BundleTraffic(
-                bundle=LEFT,
-                topics=2,
-                consumers=60,
-                producers=41,
-                traffic=Traffic(messages_in_per_second=999),
-            ),
-            excess=Excess.SESSIONS,
-            reason="it has been over a limit for 1 round: 101 sessions (limit: 100)",
-        ),
-        ExcessCase(
-            bundle=BundleTraffic(
-                bundle=LEFT,
-                topics=2,
-                traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41),
-            ),
-            excess=Excess.MESSAGES,
-            reason="it has been over a limit for 1 round: 101 messages/s (limit: 100)",
-        ),
-        ExcessCase(
-            bundle=BundleTraffic(
-                bundle=LEFT,
-                topics=2,
-                traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41),
-            ),
-            excess=Excess.BYTES,
-            reason="it has been over a limit for 1 round: 101 bytes/s (limit: 100)",
-        ),
-    ],
-    ids=lambda case: case.excess.value,
-)
-def test_the_first_limit_that_is_exceeded_is_the_reason(case: ExcessCase) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("excess", EXCESSES, ids=lambda each: str(each.value))
+def test_the_first_limit_that_is_exceeded_is_the_reason(excess: Excess, *, exact: bool) -> None:
     """Topics, sessions, messages, bytes, in this order, both directions together. A load equal to
     the limit is allowed.
     """
-    for exact in (False, True):
-        (decision,) = plan_splits(
-            snapshot(case.bundle), replace(AT_ONCE, pulsar_exact=exact), {}
-        ).splits
-        assert (LEFT, (0x40000000,), case.excess, case.reason) == (
-            decision.bundle,
-            decision.cuts,
-            decision.excess,
-            decision.reason,
-        )
-
-
-def test_without_a_limit_sessions_split_nothing() -> None:
-    bundle = BundleTraffic(bundle=LEFT, topics=2, consumers=10_000)
-    settings = replace(AT_ONCE, limits=replace(LIMITS, sessions_max=None))
-    assert {LEFT: "it exceeds no limit"} == told(plan_splits(snapshot(bundle), settings, {}))
+    bundle, load = EXCESSES[excess]
+    (decision,) = plan_splits(snapshot(bundle), replace(AT_ONCE, pulsar_exact=exact), {}).splits
+    reason = f"it has been over a limit for 1 round: {load} (limit: 100)"
+    assert (LEFT, (0x40000000,), excess, reason) == (
+        decision.bundle,
+        decision.cuts,
+        decision.excess,
+        decision.reason,
+    )
 
 
 def test_a_bundle_in_a_row_shows_its_rounds() -> None:
@@ -315,107 +292,119 @@ def fails(bundle: BundleTraffic) -> tuple[int, ...]:
     raise invalid_boundaries(subject=bundle.bundle, problem="it says no")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    id: str
-    bundle: BundleTraffic
-    reason: str
-    failures: int = 0
-    more: Mapping[str, object] = field(default_factory=dict)
-    settings: SplitSettings = AT_ONCE
-
-
-HOT = with_topics(LEFT, 101)
+HOT, HOTTER = with_topics(LEFT, 101), with_topics(RIGHT, 500)
 OVER = "it has 101 topics (limit: 100), but "
-REFUSALS = [
-    Refusal(id="one topic", bundle=with_topics(LEFT, 1), reason="it has fewer than two topics"),
-    Refusal(id="not ours", bundle=HOT, more={"not_owned": (LEFT,)}, reason="a:1 does not own it"),
-    Refusal(
-        id="under way", bundle=HOT, more={"splitting": (LEFT,)}, reason="it is being split already"
+NARROW = "t/ns/0x00000010_0x00000011"
+NO_CUT = f"it has no valid cut: the boundaries of {LEFT} cannot be used: it says no"
+ONE = replace(AT_ONCE, splits_max=1)
+REFUSALS: dict[
+    str,
+    tuple[Sequence[BundleTraffic], Mapping[str, object], SplitSettings, Mapping[str, str], int],
+] = {
+    "no limit exceeded": ([with_topics(LEFT, 100)], {}, AT_ONCE, {LEFT: "it exceeds no limit"}, 0),
+    "no limit of sessions": (
+        [BundleTraffic(bundle=LEFT, topics=2, consumers=10_000)],
+        {},
+        replace(AT_ONCE, limits=replace(LIMITS, sessions_max=None)),
+        {LEFT: "it exceeds no limit"},
+        0,
     ),
-    Refusal(
-        id="bad figure",
-        bundle=replace(HOT, producers=-3),
-        reason="it has producers=-3, which is not plausible",
-        failures=1,
+    "one topic": ([with_topics(LEFT, 1)], {}, AT_ONCE, {LEFT: "it has fewer than two topics"}, 0),
+    "not ours": ([HOT], {"not_owned": (LEFT,)}, AT_ONCE, {LEFT: "a:1 does not own it"}, 0),
+    "under way": ([HOT], {"splitting": (LEFT,)}, AT_ONCE, {LEFT: "it is being split already"}, 0),
+    "bad figure": (
+        [replace(HOT, producers=-3)],
+        {},
+        AT_ONCE,
+        {LEFT: "it has producers=-3, which is not plausible"},
+        1,
     ),
-    Refusal(
-        id="narrow",
-        bundle=with_topics("t/ns/0x00000010_0x00000011", 101),
-        reason="its range is too narrow to be cut",
-        failures=1,
+    "narrow": (
+        [with_topics(NARROW, 101)],
+        {},
+        AT_ONCE,
+        {NARROW: "its range is too narrow to be cut"},
+        1,
     ),
-    Refusal(
-        id="overlap",
-        bundle=HOT,
-        more={"splitting": ("t/ns/0x00000000_0x10000000",)},
-        reason=f"{OVER}t/ns/0x00000000_0x10000000, which it overlaps, is being split",
+    "overlap": (
+        [HOT],
+        {"splitting": ("t/ns/0x00000000_0x10000000",)},
+        AT_ONCE,
+        {LEFT: f"{OVER}t/ns/0x00000000_0x10000000, which it overlaps, is being split"},
+        0,
     ),
-    Refusal(
-        id="unknown number",
-        bundle=HOT,
-        more={"bundle_counts": {}},
-        reason=f"{OVER}the number of bundles of t/ns is unknown",
-        failures=1,
+    "unknown number": (
+        [HOT],
+        {"bundle_counts": {}},
+        AT_ONCE,
+        {LEFT: f"{OVER}the number of bundles of t/ns is unknown"},
+        1,
     ),
-    Refusal(
-        id="enough bundles",
-        bundle=HOT,
-        settings=replace(AT_ONCE, bundles_max=2),
-        reason=f"{OVER}t/ns has 2 bundles, and may have at most 2",
+    "enough bundles": (
+        [HOT],
+        {},
+        replace(AT_ONCE, bundles_max=2),
+        {LEFT: f"{OVER}t/ns has 2 bundles, and may have at most 2"},
+        0,
     ),
-    Refusal(
-        id="too many parts",
-        bundle=HOT,
-        more={"find_cuts": lambda _: (1, 2)},
-        settings=replace(AT_ONCE, bundles_max=3),
-        reason=f"{OVER}t/ns would have 4 bundles, and may have at most 3",
+    "too many parts": (
+        [HOT],
+        {"find_cuts": lambda _: (1, 2)},
+        replace(AT_ONCE, bundles_max=3),
+        {LEFT: f"{OVER}t/ns would have 4 bundles, and may have at most 3"},
+        0,
     ),
-    Refusal(
-        id="no place",
-        bundle=HOT,
-        more={"find_cuts": lambda _: ()},
-        reason=f"{OVER}there is no place to cut it",
-        failures=1,
+    "no place": (
+        [HOT],
+        {"find_cuts": lambda _: ()},
+        AT_ONCE,
+        {LEFT: f"{OVER}there is no place to cut it"},
+        1,
     ),
-    Refusal(
-        id="no answer",
-        bundle=HOT,
-        more={"find_cuts": fails},
-        reason=f"{OVER}it has no valid cut: the boundaries of {LEFT} cannot be used: it says no",
-        failures=1,
+    "no answer": ([HOT], {"find_cuts": fails}, AT_ONCE, {LEFT: f"{OVER}{NO_CUT}"}, 1),
+    "more loaded ones come first": (
+        [HOT, HOTTER],
+        {},
+        ONE,
+        {LEFT: f"{OVER}this round has 1 split of more loaded bundles already"},
+        0,
     ),
-]
+    "in Pulsar the first come first": (
+        [HOT, HOTTER],
+        {},
+        replace(ONE, pulsar_exact=True),
+        {RIGHT: "this round has 1 split already"},
+        0,
+    ),
+    "a split whose cuts the service finds later counts as one more bundle": (
+        [HOT, HOTTER],
+        {"find_cuts": None},
+        replace(AT_ONCE, bundles_max=3),
+        {LEFT: f"{OVER}t/ns has 3 bundles, and may have at most 3"},
+        0,
+    ),
+    "an invalid name keeps no other bundle from being split": (
+        [with_topics("t/ns/all", 101), HOT],
+        {},
+        AT_ONCE,
+        {"t/ns/all": "'t/ns/all' is not a bundle name"},
+        1,
+    ),
+}
 
 
-@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.id)
-def test_a_bundle_that_is_not_split_says_why(case: Refusal) -> None:
-    """A bundle that should be split and cannot be counts as a failure."""
-    plan = plan_splits(snapshot(case.bundle, **case.more), case.settings, {})
-    assert {case.bundle.bundle: case.reason} == told(plan)
-    assert ({FAILURE: case.failures} if case.failures else {}) == plan.counted
-
-
-def test_an_invalid_name_is_a_failure() -> None:
-    """It keeps no other bundle from being split."""
-    plan = plan_splits(snapshot(with_topics("t/ns/all", 101), HOT), AT_ONCE, {})
-    assert ([LEFT], {FAILURE: 1}) == (split(plan), plan.counted)
-    assert told(plan)["t/ns/all"].startswith("'t/ns/all' is not a bundle name")
-
-
-def test_bundles_with_more_load_come_first() -> None:
-    settings = replace(AT_ONCE, splits_max=1)
-    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
-    assert {LEFT: f"{OVER}this round has 1 split of more loaded bundles already"} == told(plan)
-    plan = plan_splits(
-        snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {}
-    )
-    assert {RIGHT: "this round has 1 split already"} == told(plan)
-
-
-def test_the_service_may_say_later_where_to_cut() -> None:
-    """Such a split counts as one more bundle."""
-    settings = replace(AT_ONCE, bundles_max=3)
-    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
-    assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]
-    assert {LEFT: f"{OVER}t/ns has 3 bundles, and may have at most 3"} == told(plan)
+@pytest.mark.parametrize(
+    ("bundles", "more", "settings", "stays", "failures"), REFUSALS.values(), ids=REFUSALS.keys()
+)
+def test_a_bundle_that_is_not_split_says_why(
+    bundles: Sequence[BundleTraffic],
+    more: Mapping[str, object],
+    settings: SplitSettings,
+    stays: Mapping[str, str],
+    failures: int,
+) -> None:
+    """A bundle that should be split and cannot be counts as a failure. The others are split."""
+    plan = plan_splits(snapshot(*bundles, **more), settings, {})
+    assert stays == {name: why.partition(": expected")[0] for name, why in told(plan).items()}
+    assert {bundle.bundle for bundle in bundles} - set(stays) == set(split(plan))
+    assert failures == plan.counted.get(FAILURE, 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision
+from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.splitting.auto_merge import (
     MergeDecision,
     MergePlan,
@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.splitting.splitting_memory import (
 )
 from equipoise.channel.core import propose
 from equipoise.shedder.loads import BundleTraffic, Traffic
-from equipoise.shedder.plan import Move, Plan, Stay
+from equipoise.shedder.plan import Cause, Move, Plan, Stay
 from tests.channels.folding import Channel, channel_with
 
 LIMITS = BundleLimits(messages_per_second_max=100)
@@ -92,25 +92,21 @@ def test_the_channel_defines_the_state_of_each_bundle() -> None:
     assert expected == found
 
 
-def test_bundles_of_a_deleted_namespace_are_left_alone() -> None:
+@pytest.mark.parametrize("deletes", [True, False])
+def test_bundles_of_a_deleted_or_frozen_namespace_are_left_alone(*, deletes: bool) -> None:
     channel = owned_four()
-    channel.accept(
-        propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns")
-    )
-    assert {"its namespace is being deleted"} == {
-        standing(channel).problems[name] for name in names_of(channel)[:3]
-    }
-
-
-def test_bundles_of_a_frozen_namespace_are_left_alone() -> None:
-    channel = owned_four()
+    if deletes:
+        channel.accept(
+            propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns")
+        )
+    why = "its namespace is being deleted" if deletes else "it is frozen: a sale"
     found = standing_of(
         channel.view,
         channel.incarnation("a"),
         names_of(channel)[:3],
-        frozen={"tenant/ns": "it is frozen: a sale"},
+        frozen={} if deletes else {"tenant/ns": why},
     )
-    assert ({"it is frozen: a sale"}, {}) == (set(found.problems.values()), found.lasts)
+    assert ({why}, {}) == (set(found.problems.values()), found.lasts)
 
 
 def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
@@ -173,80 +169,57 @@ def merge_of(left: str, right: str) -> MergeDecision:
     return MergeDecision(left=left, right=right, reason="cold")
 
 
-def test_a_decision_about_splits_lists_successes_and_failures() -> None:
-    """Splits count by the exceeded limit, in Pulsar's words, the others as failures."""
-    splitting_memory = SplittingMemory()
+def here(bundle: str, reason: str, cause: Cause = "Overloaded") -> Move:
+    return Move(bundle=bundle, source="a", destination="a", reason=reason, cause=cause)
+
+
+def stays_of(*reasons: tuple[str, str]) -> tuple[Stay, ...]:
+    return tuple(Stay(subject=subject, reason=reason) for subject, reason in reasons)
+
+
+def test_a_decision_lists_successes_and_failures() -> None:
+    """Splits count by the exceeded limit, in Pulsar's words, the others as failures. A merge is
+    named by its left bundle, and names both neighbours.
+    """
+    memory, waiting = SplittingMemory(), stays_of(("u", "no figures"), ("v", "none"), ("w", "hot"))
     plan = SplitPlan(
         splits=(split_of("x"), split_of("y", Excess.TOPICS), split_of("z")),
-        stays=(
-            Stay(subject="u", reason="no figures"),
-            Stay(subject="v", reason="it exceeds no limit"),
-            Stay(subject="w", reason="hot"),
-        ),
+        stays=waiting,
         failures=("u",),
         counted={("Failure", "Unknown"): 1},
         hits={"w": 1},
     )
-    told = splitting_memory.splits_ended(
-        plan, {"z": "it was cancelled"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77
-    )
-    stays = (
-        Stay(subject="u", reason="no figures"),
-        Stay(subject="w", reason="hot"),
-        Stay(subject="z", reason="it was cancelled"),
-    )
-    expected = Decision(
+    when = {"broker": "a", "hits_threshold": 1, "now_ms": 0, "at_ms": 77}
+    splits = Decision(
         at_ms=77,
         broker="a",
         kind="split",
         strategy="AutoSplit",
         plan=Plan(
-            moves=(
-                Move(bundle="x", source="a", destination="a", reason="hot"),
-                Move(bundle="y", source="a", destination="a", reason="hot"),
-            ),
-            stays=stays,
+            moves=(here("x", "hot"), here("y", "hot")),
+            stays=stays_of(("u", "no figures"), ("w", "hot"), ("z", "it was cancelled")),
         ),
         counted={("Success", "MsgRate"): 1, ("Success", "Topics"): 1, ("Failure", "Unknown"): 2},
     )
-    assert expected == told
-    assert {"w": 1} == splitting_memory.split_hits
-
-
-def test_a_decision_about_merges_names_both_neighbours() -> None:
-    """A merge is named by its left bundle."""
-    splitting_memory = SplittingMemory()
-    plan = MergePlan(
+    assert splits == memory.splits_ended(plan, {"z": "it was cancelled"}, **when)  # type: ignore[arg-type]
+    assert {"w": 1} == memory.split_hits
+    merging = MergePlan(
         merges=(merge_of("m", "n"), merge_of("x", "y")),
-        stays=(Stay(subject="p", reason="in its row"), Stay(subject="r", reason="enough merges")),
+        stays=stays_of(("p", "in its row"), ("r", "enough merges")),
         hits={("p", "q"): 1, ("r", "s"): 2},
     )
-    told = splitting_memory.merges_ended(
-        plan, {"x": "its neighbour is gone"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77
-    )
-    expected = Decision(
+    merges = Decision(
         at_ms=77,
         broker="a",
         kind="merge",
         strategy="AutoMerge",
         plan=Plan(
-            moves=(
-                Move(
-                    bundle="m",
-                    source="a",
-                    destination="a",
-                    reason="merged with n: cold",
-                    cause="Underloaded",
-                ),
-            ),
-            stays=(
-                Stay(subject="r", reason="enough merges"),
-                Stay(subject="x", reason="its neighbour is gone"),
-            ),
+            moves=(here("m", "merged with n: cold", "Underloaded"),),
+            stays=stays_of(("r", "enough merges"), ("x", "its neighbour is gone")),
         ),
         counted={("Success", "Underloaded"): 1, ("Failure", "Unknown"): 1},
     )
-    assert expected == told
+    assert merges == memory.merges_ended(merging, {"x": "its neighbour is gone"}, **when)  # type: ignore[arg-type]
 
 
 def test_a_quiet_broker_records_nothing() -> None:
@@ -293,22 +266,3 @@ def test_cold_pairs_that_wait_are_not_recorded() -> None:
     assert [None, names[:2], None] == [told(), told(), told()]
     splitting_memory.forget_merges()
     assert ({}, None) == (splitting_memory.merge_hits, told())
-
-
-@pytest.mark.parametrize(("number", "left_out"), [(STAYS_MAX, 0), (STAYS_MAX + 7, 7)])
-def test_a_decision_keeps_a_bounded_number_of_stays(number: int, left_out: int) -> None:
-    """The others are counted."""
-    names = [f"bundle {place:04d}" for place in range(number)]
-    plan = SplitPlan(
-        splits=(),
-        stays=tuple(Stay(subject=name, reason="hot") for name in names),
-        failures=(),
-        counted={},
-        hits=dict.fromkeys(names, 1),
-    )
-    told = SplittingMemory().splits_ended(plan, {}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
-    assert told is not None
-    assert (names[:STAYS_MAX], left_out) == (
-        [stay.subject for stay in told.plan.stays],
-        told.stays_left_out,
-    )
