@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
@@ -24,23 +25,43 @@ Cluster = dict[str, WeighedBroker]
 ROUNDS_MAX = 400
 
 
+WEIGHTS = st.one_of(st.sampled_from([10.0, 20.0]), st.floats(10.0, 1e6), st.floats(10.0, 1e300))
+BARS = st.sampled_from([None, None, None, "for a reason"])
+
+
 @st.composite
-def clusters(draw: st.DrawFn, *, barred: bool = True) -> Snapshot:
-    """Up to six brokers with up to a dozen bundles each, of similar or very different weight. Some
-    of both are barred.
+def clusters(
+    draw: st.DrawFn,
+    *,
+    names: str = "abcdef",
+    weights: st.SearchStrategy[float] = WEIGHTS,
+    capacities: Sequence[int] = (1, 100, 100, 300),
+    barred: bool = True,
+    rests: bool = False,
+) -> Snapshot:
+    """Brokers with up to a dozen bundles each, of similar or very different weight. Some of both
+    are barred, and some bundles rest.
     """
-    weights = st.one_of(st.sampled_from([10.0, 20.0]), st.floats(10.0, 1e6), st.floats(10.0, 1e300))
-    bars = st.sampled_from([None, None, None, "for a reason"]) if barred else st.none()
+    bars = BARS if barred else st.none()
     brokers = []
-    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6)):
-        costs = draw(st.lists(weights, max_size=12))
+    for name in draw(st.lists(st.sampled_from(names), unique=True)):
         bundles = tuple(
-            WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(bars))
-            for i, cost in enumerate(costs)
+            WeighedBundle(
+                name=f"{name}{place}",
+                cost=cost,
+                barred=draw(bars),
+                rests=rests and draw(st.booleans()),
+            )
+            for place, cost in enumerate(draw(st.lists(weights, max_size=2 * len(names))))
         )
-        capacity = draw(st.sampled_from([1, 100, 100, 300]))
+        capacity = draw(st.sampled_from(capacities))
         brokers.append(
-            WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=draw(bars))
+            WeighedBroker(
+                broker=name,
+                capacity=capacity,
+                bundles=bundles,
+                barred=None if rests else draw(bars),
+            )
         )
     return Snapshot(brokers=tuple(brokers))
 
@@ -191,28 +212,10 @@ def total(broker: WeighedBroker) -> float:
     return sum(bundle.cost for bundle in broker.bundles)
 
 
-WHOLE_WEIGHTS = st.integers(10, 200).map(float)
-
-
-@st.composite
-def small_clusters(draw: st.DrawFn) -> Snapshot:
-    """Small whole numbers, so that the model rounds like the product. Ties are common."""
-    brokers = []
-    for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
-        costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
-        bundles = tuple(
-            WeighedBundle(
-                name=f"{name}{i}",
-                cost=cost,
-                barred=draw(st.sampled_from([None, None, "frozen"])),
-                rests=draw(st.booleans()),
-            )
-            for i, cost in enumerate(costs)
-        )
-        brokers.append(
-            WeighedBroker(broker=name, capacity=draw(st.sampled_from([64, 128])), bundles=bundles)
-        )
-    return Snapshot(brokers=tuple(brokers))
+# Small whole numbers, so that the model rounds like the product. Ties are common.
+SMALL = clusters(
+    names="abcd", weights=st.integers(10, 200).map(float), capacities=(64, 128), rests=True
+)
 
 
 def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
@@ -227,7 +230,7 @@ def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     )
 
 
-@given(small_clusters(), st.randoms(use_true_random=False))
+@given(SMALL, st.randoms(use_true_random=False))
 def test_the_first_move_is_that_of_the_slow_model(
     snapshot: Snapshot, chance: random.Random
 ) -> None:
@@ -240,7 +243,7 @@ def test_the_first_move_is_that_of_the_slow_model(
     assert [] == found if expected is None else [expected] == found[:1]
 
 
-@given(small_clusters())
+@given(SMALL)
 def test_predictions_are_what_the_moves_make_of_the_loads(snapshot: Snapshot) -> None:
     """Together they say where each broker starts and ends, as a share of the mean."""
     plan = plan_of(BalancedShedder(patience_ms=0), snapshot)

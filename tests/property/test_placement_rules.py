@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
@@ -21,16 +19,14 @@ from equipoise.brokers.balancing.placement import (
     Placement,
     RoundRobin,
     believed,
-    by_messages,
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import Document
-from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.shedder.loads import BundleTraffic, Load, Traffic
 from tests.channels.folding import Channel
-from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
+from tests.channels.ruled import Member, bundle_of, give, ruled_channel, set_policy
 
 BROKERS = ("a1", "a2", "b1", "b2", "c1")
 NAMESPACES = ("gold/x", "gold/y", "iron/x", "iron/y")
@@ -264,80 +260,6 @@ def test_every_broker_is_allowed_or_has_a_reason(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases())
-def test_equal_questions_have_equal_answers(case: Case) -> None:
-    """Also over a view from a snapshot, and with reports in another order."""
-    again = from_bytes(to_bytes(case.channel.view))
-    backwards = Case(
-        channel=case.channel,
-        policies=case.policies,
-        loads=dict(reversed(list(case.loads.items()))),
-        rules=case.rules,
-    )
-    for first, second in zip(strategies_of(case), strategies_of(backwards), strict=True):
-        answers = []
-        for view, strategy in ((case.channel.view, first), (again, second)):
-            free = [
-                view.bundles[name]
-                for name in sorted(view.bundles)
-                if view.bundles[name].phase == "free"
-            ]
-            answers.append(list(strategy.place(view, free, avoid={}, at_most=99).items()))
-        assert answers[0] == answers[1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(case=cases(), chance=st.randoms(use_true_random=False))
-def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Random) -> None:
-    """The model looks at every bundle that a report names."""
-    channel, view = case.channel, case.channel.view
-    loads: dict[str, Load] = {}
-    for broker in view.live_brokers():
-        told = [bundle.name for bundle in view.held_by(broker.incarnation)] + chance.sample(
-            sorted(view.bundles), 2
-        )
-        count, messages = len(told) + chance.randrange(3), chance.randrange(100)
-        bundles = {name: float(chance.randrange(9)) for name in told if chance.random() < 0.7}
-        loads[broker.broker] = replace(
-            load(messages=messages, bundles=bundles),
-            bundle_count=count,
-            at_ms=chance.randrange(3),
-        )
-    up = [broker for broker in view.live_brokers() if broker.status == "up"]
-    for bundle in sorted(view.bundles.values(), key=lambda bundle: bundle.name):
-        others = [broker for broker in up if broker.incarnation != bundle.owner]
-        if bundle.phase == "owned" and others and chance.random() < 0.5:
-            channel.accept(
-                propose.transfer(
-                    channel.admin(), bundle, destination=chance.choice(others).incarnation
-                )
-            )
-    reports = by_messages(loads)
-    now, arrived = dict(reports.carried), Counter[str]()
-    reporters: dict[str, str] = {}
-    for name, report in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
-        reporters |= {bundle.bundle: name for bundle in report.bundles}
-    for name, reporter in reporters.items():
-        owner = view.live.get(view.bundles[name].owner or -1)
-        if owner is not None and owner.broker != reporter:
-            now[reporter] -= reports.weights[name]
-            if owner.broker in now:
-                now[owner.broker] += reports.weights[name]
-                arrived[owner.broker] += 1
-    for member in view.live_brokers():
-        if member.broker in now:
-            unheard = (
-                view.held_count(member.incarnation)
-                - loads[member.broker].bundle_count
-                - arrived[member.broker]
-            )
-            now[member.broker] += max(0, unheard) * reports.usual
-    assert {name: pytest.approx(max(0.0, amount)) for name, amount in now.items()} == reports.scale(
-        view
-    ).carried
-
-
-@settings(max_examples=60, deadline=None)
 @given(
     domains=st.lists(st.sampled_from([None, "d1", "d2", "d3"]), min_size=1, max_size=7),
     namespaces=st.integers(1, 12),
@@ -385,38 +307,3 @@ def test_namespaces_of_a_group_are_spread_evenly(
         same = [held[other.broker] for other in members if other.domain == member.domain]
         assert max(same) - min(same) <= 1
     assert max(by_domain.values()) - min(by_domain.values()) <= 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    domains=st.integers(1, 4),
-    each=st.integers(1, 3),
-    namespaces=st.integers(1, 4),
-    bundles=st.integers(1, 6),
-    data=st.data(),
-)
-def test_no_domain_has_two_namespaces_while_another_has_none(
-    domains: int, each: int, namespaces: int, bundles: int, data: st.DataObject
-) -> None:
-    """For any number and order of bundles."""
-    assume(namespaces <= domains)
-    members = [
-        Member(broker=f"b{place}", domain=f"d{place % domains}") for place in range(domains * each)
-    ]
-    channel = ruled_channel(
-        members, {f"t/ns{number}": "group" for number in range(namespaces)}, bundles=bundles
-    )
-    for name in data.draw(st.permutations(sorted(channel.view.bundles))):
-        (incarnation,) = (
-            FewestBundles()
-            .place(channel.view, [channel.view.bundles[name]], avoid={}, at_most=1)
-            .values()
-        )
-        give(channel, name, channel.view.live[incarnation].broker)
-    inside: dict[str, set[str]] = {}
-    for bundle in channel.view.bundles.values():
-        assert bundle.owner is not None
-        inside.setdefault(str(channel.view.live[bundle.owner].joined.failure_domain), set()).add(
-            bundle.namespace
-        )
-    assert all(len(found) == 1 for found in inside.values())

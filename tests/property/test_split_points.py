@@ -130,13 +130,6 @@ def load_of(question: SplitQuestion, low: int, high: int) -> tuple[float, float]
     )
 
 
-@given(questions())
-def test_a_bundle_below_its_limits_is_not_cut_by_load(question: SplitQuestion) -> None:
-    messages, bytes_ = load_of(question, question.low, question.high)
-    if max(messages, bytes_) < 1_100:
-        assert () == split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
-
-
 @given(questions(), st.lists(st.integers(0, HASH_MAX), max_size=6), st.booleans())
 def test_pulsar_keeps_the_positions_inside(
     question: SplitQuestion, positions: list[int], force: bool

@@ -115,11 +115,6 @@ def test_a_story_does_not_depend_on_the_hash_seed() -> None:
     assert stories[0] == stories[1]
 
 
-def test_different_seeds_tell_different_stories() -> None:
-    stories = [simulate(SMALL, seed).tail for seed in (1, 2)]
-    assert stories[0] != stories[1]
-
-
 def test_serving_on_is_put_to_the_test() -> None:
     """Where a namespace serves on, calls are answered past the end of leases; where none does,
     never.

@@ -286,6 +286,8 @@ async def cluster(
         await all_brokers[0].worker.request(intent, timeout_ms=PATIENCE_MS)
         await made.settled()
         yield made
+        for broker in all_brokers:
+            broker.service.taking.set()  # Otherwise the end would wait for what is being prepared.
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
