@@ -17,12 +17,11 @@ from pathlib import Path
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.frame import Figures, report, summary
+from tests.unit.runtime.service_bench import Plain
 
 PROCESSES, WORKERS = 4, 25
 BUNDLES = 400
@@ -32,18 +31,6 @@ SETTLE_S = 5.0
 NAMESPACE = "bench/idle"
 
 _spawn = multiprocessing.get_context("spawn")
-
-
-class Idle(Service):
-    """A service that nobody calls."""
-
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Nothing to open."""
-
-    async def close(
-        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
-    ) -> bytes | None:
-        """Nothing to close."""
 
 
 class Step(Enum):
@@ -97,7 +84,7 @@ class Member:
 
 async def joined(folder: Path, number: int, worker: int) -> Member:
     """A worker that has joined."""
-    broker = Broker(config_of(folder, number, worker), {"*": Idle()}, advertised_addresses={})
+    broker = Broker(config_of(folder, number, worker), {"*": Plain()}, advertised_addresses={})
     again = Member(broker=broker, worker=await broker.__aenter__())
     await again.worker.ready(timeout_ms=TIMEOUT_MS)
     return again

@@ -21,8 +21,8 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
 from tests.benchmarks.frame import report_on_log, single, summary
-from tests.benchmarks.idle import Idle
 from tests.load.log_places import LogKind
+from tests.unit.runtime.service_bench import Plain
 
 BROKERS: Final = 3
 PROPOSALS_PER_SECOND: Final = 500
@@ -64,7 +64,7 @@ async def propose_on(log_url: str, folder: Path, number: int, ready: Barrier) ->
     config = WorkerConfig(
         log_url=log_url, data_dir=folder / f"{number}", broker_id=f"b{number}", balance=False
     )
-    worker = Worker(config, {"*": Idle()}, addresses={})
+    worker = Worker(config, {"*": Plain()}, addresses={})
     await worker.start()
     try:
         await worker.ready(timeout_ms=READY_MS)

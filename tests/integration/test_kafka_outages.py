@@ -19,7 +19,6 @@ from equipoise.brokers.agent.requests import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogUnavailable, OperatorError, OutcomeUnknown, PeerError
 from equipoise.channel.core.log import Log
@@ -32,6 +31,7 @@ from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
 from tests.kafka.topics import delete_topics
 from tests.repeats import times
+from tests.unit.runtime.service_bench import Plain
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -49,18 +49,6 @@ SHORT = {
     "reconnect_ms": 3_000,
     "failover_ms": 0,
 }
-
-
-class Idle(Service):
-    """A service that has nothing to do."""
-
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Nothing is left to do."""
-
-    async def close(
-        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
-    ) -> bytes | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +125,7 @@ async def brokers(
                     **settings,
                 }
             )
-            worker = Worker(config, {"*": Idle()}, addresses={})
+            worker = Worker(config, {"*": Plain()}, addresses={})
             parts.push_async_callback(worker.stop)
             await worker.start()
             await worker.ready(timeout_ms=PATIENCE_MS)
@@ -522,7 +510,7 @@ def _noted(directory: Path) -> int:
 
 async def _start_again(worker: Worker) -> None:
     """Start a broker with the settings and the data directory of one that has ended."""
-    again = Worker(worker.config, {"*": Idle()}, addresses={})
+    again = Worker(worker.config, {"*": Plain()}, addresses={})
     try:
         await again.start()
         await again.ready(timeout_ms=PATIENCE_MS)

@@ -73,11 +73,6 @@ class TcpProxy:
         """Where clients connect, `host:port`; the same from beginning to end."""
         return f"{self._core.host}:{self._core.port}"
 
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        return len(self._core.connections)
-
     def forward_to(self, target: str) -> None:
         """Forward the connections that come from now on to another server."""
         self._command(lambda: self._core.forward_to(target))
@@ -102,10 +97,6 @@ class TcpProxy:
         """
         self._command(self._core.reset)
 
-    def refuse(self) -> None:
-        """Reset the connections that are open, and each new one as soon as it comes."""
-        self._command(self._core.refuse)
-
     def heal(self) -> None:
         """Be a good proxy again, and deliver what was swallowed."""
         self._command(self._core.heal)
@@ -118,14 +109,13 @@ class TcpProxy:
 
 
 class _Core:
-    """The proxy on its loop. All but reading `port` and `connections` happens there."""
+    """The proxy on its loop. All but reading `port` happens there."""
 
     def __init__(self, target: str, at: str) -> None:
         self.host, _, port = at.rpartition(":")
         self.port = int(port)
         self.connections: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self._target = target
-        self._is_refusing = False
         self._delay_s = dict.fromkeys(Direction, 0.0)
         self._gates: dict[Direction, asyncio.Event] = {}
         self._server: asyncio.Server | None = None
@@ -158,10 +148,6 @@ class _Core:
         for direction in directions:
             self._gates[direction].clear()
 
-    async def refuse(self) -> None:
-        self._is_refusing = True
-        await self.reset()
-
     async def reset(self) -> None:
         ending = dict(self.connections)
         for task, writers in ending.items():
@@ -172,16 +158,12 @@ class _Core:
             await asyncio.wait(ending)
 
     async def heal(self) -> None:
-        self._is_refusing = False
         self._delay_s = dict.fromkeys(Direction, 0.0)
         for gate in self._gates.values():
             gate.set()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it is over, in a task that `reset` may cancel."""
-        if self._is_refusing:
-            _reset(writer)
-            return
         serving = asyncio.create_task(self._serve(reader, writer))
         self.connections[serving] = (writer,)
         try:
