@@ -19,11 +19,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from equipoise.brokers.http.answers import RETRY_AFTER_S, SERVER, problem_answer, raw_answer
 from equipoise.brokers.runtime.callers import CALLER, Caller
-from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import IdentityLimits, Limit
+from equipoise.channel.system.failures import RepeatedFailures
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.service import own_http
@@ -27,6 +26,7 @@ from equipoise.brokers.security.own_token import OwnToken, stranger_to_broker
 from equipoise.brokers.security.rights import Authorization
 from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.view import View
+from equipoise.channel.system.failures import RepeatedFailures
 
 _logger: Final = logging.getLogger(__name__)
 

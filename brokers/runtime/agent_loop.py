@@ -29,7 +29,6 @@ from equipoise.brokers.agent.events import AppendFailed, Event, Read, Resynced, 
 from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner
@@ -40,6 +39,7 @@ from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
 from equipoise.channel.log.subscription import Subscription
+from equipoise.channel.system.failures import LoggedFailures
 
 # Programs filter the joins and alarms of a broker by this name: see docs/reference/log-lines.md.
 _logger: Final = logging.getLogger("equipoise.brokers.runtime.worker")

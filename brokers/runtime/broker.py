@@ -24,7 +24,6 @@ from equipoise.brokers.http.app import make_app, served
 from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.listening import bind_locally, bound, own_addresses, with_room
 from equipoise.brokers.runtime.loops.background import loops_of
 from equipoise.brokers.runtime.router import ChannelLoss
@@ -36,6 +35,7 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
 )
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.failures import RepeatedFailures
 from equipoise.channel.system.stop_signals import stop_event
 
 if TYPE_CHECKING:

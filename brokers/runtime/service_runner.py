@@ -41,7 +41,6 @@ from equipoise.brokers.agent.events import (
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.service import Admitted, Bundle, Evidence, Ownership, Peer, Service
 from equipoise.brokers.runtime.state_stream import (
     KEPT_BYTES_MAX,
@@ -63,6 +62,7 @@ from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.failures import error_text
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from equipoise.brokers.agent.events import (
     UndrainRequested,
 )
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.runtime.access import Access, profile_of
 from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
 from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import LookupOutcome, Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
 from equipoise.brokers.runtime.router import (
@@ -130,7 +130,7 @@ class Worker:
         self.loads = LoadSampler(
             self.services,
             broker=self.broker_id,
-            clock=self.clock,
+            now_ms=lambda: self.clock.now().boot_ms,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
         self._listeners = Listeners(broker=self.broker_id)

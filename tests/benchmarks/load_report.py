@@ -14,9 +14,8 @@ from pathlib import Path
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.documents import REPORT_BYTES_MAX, encode_load, light
+from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
-from equipoise.brokers.runtime.clock import SystemClock
-from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
@@ -75,7 +74,7 @@ def uneven(turn: int) -> Loads:
 def measured() -> tuple[list[float], list[float]]:
     """Milliseconds and bytes of each report."""
     service, settings = Hosting(), BalancingSettings()
-    sampler = LoadSampler([service], broker="broker", clock=SystemClock(), fresh_ms=0)
+    sampler = LoadSampler([service], broker="broker", now_ms=lambda: 0, fresh_ms=0)
     averages, took_ms, lengths = BundleAverages(), list[float](), list[float]()
     for turn in range(REPEATS):
         service.loads = uneven(turn)

@@ -27,7 +27,6 @@ from equipoise.brokers.http.bodies import (
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain, undrain
-from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
@@ -36,6 +35,7 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
+from equipoise.channel.system.failures import error_text
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Use
 

@@ -22,7 +22,6 @@ from aiokafka.errors import KafkaError
 from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
 from equipoise.brokers.load.worker.access import Access, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
-from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import Bug, OperatorError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
@@ -30,6 +29,7 @@ from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.side_log import made
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.failures import RepeatedFailures
 from equipoise.channel.system.stop_signals import stop_event
 
 logger = logging.getLogger(__name__)

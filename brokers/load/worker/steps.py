@@ -22,9 +22,9 @@ from equipoise.brokers.load.worker.rows import (
     encode_row,
     encode_sighting,
 )
-from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
+from equipoise.channel.system.failures import RepeatedFailures
 from equipoise.shedder.loads import Load, averaged, blended, fault_of, kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS

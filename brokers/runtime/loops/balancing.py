@@ -34,12 +34,12 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     placement_of,
 )
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.brokers.runtime.loops.moving import Moving
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
+from equipoise.channel.system.failures import LoggedFailures, error_text
 from equipoise.shedder.loads import Load, fault_of
 from equipoise.shedder.plan import Idle, Plan
 from equipoise.shedder.scheduler import Scheduler

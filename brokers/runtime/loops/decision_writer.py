@@ -13,8 +13,8 @@ from typing import Final
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.channel.core.errors import Overloaded
+from equipoise.channel.system.failures import LoggedFailures
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.documents import light
+from equipoise.brokers.load.load_sampler import ServiceLoads
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import (
     BundleAverages,
@@ -25,10 +26,9 @@ from equipoise.brokers.load.sampling import (
     sampled,
 )
 from equipoise.brokers.runtime.clock import interval_passed
-from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.load_sampler import ServiceLoads
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.system.failures import LoggedFailures
 from equipoise.shedder.loads import BundleTraffic, Load
 
 _logger: Final = logging.getLogger(__name__)

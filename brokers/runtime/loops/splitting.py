@@ -32,10 +32,10 @@ from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.operations.moves import move
 from equipoise.brokers.runtime.clock import interval_passed
-from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.failures import LoggedFailures
 from equipoise.shedder.loads import BundleTraffic
 
 _logger: Final = logging.getLogger(__name__)

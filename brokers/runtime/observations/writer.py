@@ -15,11 +15,11 @@ import orjson
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.service import Evidence
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document, SideLog, SideLogUnavailable, SideTopic
 from equipoise.channel.system import private_files
+from equipoise.channel.system.failures import LoggedFailures
 
 _logger: Final = logging.getLogger(__name__)
 

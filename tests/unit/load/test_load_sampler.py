@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from equipoise.brokers.runtime.load_sampler import LoadSampler
+from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.system.deadline import Deadline
@@ -42,7 +42,9 @@ class Loaded(Service):
 
 def sampler(clock: VirtualClock, services: Sequence[Service]) -> LoadSampler:
     """Return a sampler of these services."""
-    return LoadSampler(services, broker="broker", clock=clock, fresh_ms=FRESH_MS)
+    return LoadSampler(
+        services, broker="broker", now_ms=lambda: clock.now().boot_ms, fresh_ms=FRESH_MS
+    )
 
 
 def test_all_callers_share_a_fresh_sample() -> None:

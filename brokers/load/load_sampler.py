@@ -6,16 +6,22 @@ A service may count from one call of `load` to the next, so all callers share on
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.service import Service
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
+
+
+class Loaded(Protocol):
+    """A service that reports what its bundles cost."""
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """Return the load of each open bundle, by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +36,18 @@ class LoadSampler:
     """Samples the services of one broker, at most once per `fresh_ms`."""
 
     def __init__(
-        self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int
+        self,
+        services: Sequence[Loaded],
+        *,
+        broker: str,
+        now_ms: Callable[[], int],
+        fresh_ms: int,
     ) -> None:
-        """`fresh_ms` is how long all callers may use one sample."""
+        """`now_ms` returns boot time, `fresh_ms` is how long all callers may use one sample."""
         self.resources = Resources()  # Of the broker, as last measured; zeros before.
         self._services = services
         self._broker = broker
-        self._clock = clock
+        self._now_ms = now_ms
         self._fresh_ms = fresh_ms
         self._sample: ServiceLoads | None = None
         self._logged: Mapping[int, str] = {}
@@ -45,7 +56,7 @@ class LoadSampler:
         """Return the last sample if fresh, else a new one. Invalid reports are logged and left
         out.
         """
-        now_ms = self._clock.now().boot_ms
+        now_ms = self._now_ms()
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
             self._sample = ServiceLoads(at_ms=now_ms, loads=self._take())
         return self._sample

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.channel.core.errors import LogStorageFull, Overloaded
+from equipoise.channel.system.failures import LoggedFailures, error_text
 
 FULL = LogStorageFull(log="memory:x")
 BUSY = Overloaded(what="the queue", limit=3)
