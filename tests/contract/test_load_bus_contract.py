@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
@@ -136,10 +134,6 @@ def publish(bus: LoadBus, *samples: Load) -> None:
                 break
 
 
-def test_a_new_bus_is_empty(open_bus: Callable[[], LoadBus]) -> None:
-    assert [] == list(open_bus().latest())
-
-
 def test_what_is_published_is_read_by_every_handle(open_bus: Callable[[], LoadBus]) -> None:
     """Summaries are in the order of their brokers."""
     one, other = open_bus(), open_bus()
@@ -194,30 +188,6 @@ def test_any_broker_id_will_do(open_bus: Callable[[], LoadBus]) -> None:
     publish(bus, *(sample(broker, x=1) for broker in ids))
     found = {each.broker: each for each in bus.latest()}
     assert {broker: load(sample(broker, x=1)) for broker in ids} == found
-
-
-def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> None:
-    """While samples of very different length replace each other."""
-    short, long = sample("a"), sample("a", 1, **{f"bundle{number}": 1.0 for number in range(40)})
-    lengths = {0, len(long.bundles)}
-    bus, reader, done = open_bus(), open_bus(), threading.Event()
-    publish(bus, short)
-
-    def keep_publishing() -> None:
-        for _ in range(50):
-            bus.publish(long)
-            bus.publish(short)
-        done.set()
-
-    with ThreadPoolExecutor() as pool:
-        publishing = pool.submit(keep_publishing)
-        give_up = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            (found,) = until(reader, bool)
-            assert len(found.bundles) in lengths
-            if done.is_set() or time.monotonic() > give_up:
-                break
-        publishing.result()
 
 
 # --- what only files can suffer ---

@@ -89,33 +89,27 @@ def test_a_snapshot_comes_back_as_it_was_written(compacted_snapshots: SnapshotSt
     ]
 
 
-def test_a_marker_may_stand_alone(compacted_snapshots: SnapshotStores) -> None:
-    """A replacement without rows moves the marker, and an empty snapshot with a marker is not one
-    that was never written.
+REPLACEMENTS: tuple[dict[str, bytes | None], ...] = (
+    {},
+    {},
+    {"kept": b"k", "changed": b"old", "gone": b"g"},
+    {"changed": b"new", "gone": None, "added": b"a", "unknown": None},
+    {"gone": b"2"},
+    {"gone": None},
+    {"gone": None},
+    {"gone": b"3"},
+)
+
+
+def test_a_replacement_names_what_it_changes(compacted_snapshots: SnapshotStores) -> None:
+    """Other rows stay. A replacement without rows moves the marker, also of an empty snapshot. A
+    key may be removed, made again and removed again.
     """
-    compacted_snapshot = claimed(compacted_snapshots)
-    replace(compacted_snapshot, b"1")
-    assert image(b"1") == compacted_snapshot.load()
-    replace(compacted_snapshot, b"2")
-    assert image(b"2") == compacted_snapshot.load()
-
-
-def test_rows_that_are_not_named_stay(compacted_snapshots: SnapshotStores) -> None:
-    """A replacement adds, changes and removes the keys that it names, and leaves the others
-    alone.
-    """
-    compacted_snapshot = claimed(compacted_snapshots)
-    replace(compacted_snapshot, b"1", kept=b"k", changed=b"old", gone=b"g")
-    replace(compacted_snapshot, b"2", changed=b"new", gone=None, added=b"a", unknown=None)
-    assert image(b"2", kept=b"k", changed=b"new", added=b"a") == compacted_snapshot.load()
-
-
-def test_a_key_that_was_gone_comes_back(compacted_snapshots: SnapshotStores) -> None:
-    """A key may be removed, made again and removed again."""
-    compacted_snapshot = claimed(compacted_snapshots)
-    for number, data in enumerate((b"1", None, b"2", None, None, b"3")):
-        replace(compacted_snapshot, b"%d" % number, key=data)
-        assert ({} if data is None else {"key": data}) == loaded(compacted_snapshot).rows
+    compacted_snapshot, held = claimed(compacted_snapshots), dict[str, bytes]()
+    for number, rows in enumerate(REPLACEMENTS):
+        replace(compacted_snapshot, b"%d" % number, **rows)
+        held = {key: data for key, data in (held | rows).items() if data is not None}
+        assert image(b"%d" % number, **held) == compacted_snapshot.load()
 
 
 def loaded(compacted_snapshot: SnapshotStore) -> CompactedSnapshot:
@@ -126,9 +120,11 @@ def loaded(compacted_snapshot: SnapshotStore) -> CompactedSnapshot:
 
 
 def test_only_the_newest_claimant_replaces(compacted_snapshots: SnapshotStores) -> None:
-    """From a claim on older claimants are fenced, and change nothing; the newest goes on as often
-    as it likes.
+    """From a claim on older claimants are fenced, and change nothing, as who never claimed; the
+    newest goes on as often as it likes.
     """
+    with pytest.raises(SnapshotFenced):
+        replace(compacted_snapshots(), b"1", a=b"1")
     old, other, new = (
         claimed(compacted_snapshots),
         claimed(compacted_snapshots),
@@ -143,14 +139,6 @@ def test_only_the_newest_claimant_replaces(compacted_snapshots: SnapshotStores) 
         replace(other, b"fenced", a=None)
     replace(new, b"2", b=b"2")
     assert image(b"2", a=b"1", b=b"2") == old.load() == loaded(new)
-
-
-def test_who_has_not_claimed_cannot_replace(compacted_snapshots: SnapshotStores) -> None:
-    """Without a claim of its own nobody replaces anything, also while nobody else has claimed."""
-    compacted_snapshot = compacted_snapshots()
-    with pytest.raises(SnapshotFenced):
-        replace(compacted_snapshot, b"1", a=b"1")
-    assert compacted_snapshot.load() is None
 
 
 def test_one_that_was_fenced_may_claim_again(compacted_snapshots: SnapshotStores) -> None:

@@ -20,7 +20,7 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, parse_bundle
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, Reason
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, Document, Reason
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.inspect.story import (
     Names,
@@ -47,6 +47,12 @@ QUARTER = MIDDLE // 2
 WALK_RECORDS = 250
 
 
+def put(channel: Channel, *makes: Callable[[], AnyRecord]) -> None:
+    """Append records, each made once those before it are folded."""
+    for make in makes:
+        channel.put(make())
+
+
 def moves() -> Channel:
     """Transfers, with races lost on the way; a split and a merge; two deaths."""
     channel = channel_with("a:1", "b:1", "c:1", bundles=2)
@@ -54,53 +60,51 @@ def moves() -> Channel:
     channel.own("b:1", MIDDLE)
     channel.put(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
     before = channel.bundle()
-    channel.put(
-        propose.transfer(
+    put(
+        channel,
+        lambda: propose.transfer(
             channel.admin(), before, destination=channel.incarnation("b:1"), reason="overloaded"
-        )
-    )
-    channel.put(
-        propose.transfer(
+        ),
+        lambda: propose.transfer(
             channel.admin(), before, destination=channel.incarnation("c:1"), reason="too late"
-        )
-    )
-    channel.put(propose.cancel(channel.author("c:1"), channel.bundle(), reason="not now"))
-    channel.put(
-        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1"))
-    )
-    channel.put(propose.prepared(channel.author("b:1"), channel.bundle()))
-    channel.put(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=b"state"))
-    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1"), reason="restart"))
-    channel.put(
-        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c:1"))
+        ),
+        lambda: propose.cancel(channel.author("c:1"), channel.bundle(), reason="not now"),
+        lambda: propose.transfer(
+            channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")
+        ),
+        lambda: propose.prepared(channel.author("b:1"), channel.bundle()),
+        lambda: propose.hand_over(channel.author("a:1"), channel.bundle(), handover=b"state"),
+        lambda: propose.draining(channel.author("c:1"), channel.broker("c:1"), reason="restart"),
+        lambda: propose.transfer(
+            channel.admin(), channel.bundle(), destination=channel.incarnation("c:1")
+        ),
     )
     gone = channel.incarnation("c:1")
-    channel.put(propose.left(channel.author("c:1"), channel.broker("c:1")))
-    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=gone))
-    channel.put(
-        propose.start_split(
+    put(
+        channel,
+        lambda: propose.left(channel.author("c:1"), channel.broker("c:1")),
+        lambda: propose.transfer(channel.admin(), channel.bundle(), destination=gone),
+        lambda: propose.start_split(
             channel.admin(),
             channel.bundle(),
             algorithm="specified_positions_divide",
             positions=[QUARTER],
-        )
-    )
-    channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[QUARTER]))
-    channel.put(propose.unload(channel.admin(), channel.bundle(), reason="maintenance"))
-    channel.put(propose.released(channel.author("b:1"), channel.bundle()))
-    channel.put(
-        propose.merge(
+        ),
+        lambda: propose.split(channel.author("b:1"), channel.bundle(), cuts=[QUARTER]),
+        lambda: propose.unload(channel.admin(), channel.bundle(), reason="maintenance"),
+        lambda: propose.released(channel.author("b:1"), channel.bundle()),
+        lambda: propose.merge(
             channel.admin(), channel.bundle(QUARTER), channel.bundle(MIDDLE), reason="cold"
-        )
+        ),
+        lambda: joined("b:1", channel.view, instance_id="second", replaces="instance_id of b:1"),
+        lambda: propose.assign(
+            channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1")
+        ),
+        lambda: propose.assign(
+            channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("a:1")
+        ),
+        lambda: propose.refuse(channel.author("a:1"), channel.bundle(QUARTER), reason="no room"),
     )
-    channel.put(joined("b:1", channel.view, instance_id="second", replaces="instance_id of b:1"))
-    channel.put(
-        propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1"))
-    )
-    channel.put(
-        propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("a:1"))
-    )
-    channel.put(propose.refuse(channel.author("a:1"), channel.bundle(QUARTER), reason="no room"))
     channel.die("a:1")
     return channel
 
@@ -113,21 +117,25 @@ def names() -> Channel:
     )
     channel.put(joined("a:1", channel.view, instance_id="first"))
     channel.create()
-    channel.put(
-        propose.set_namespace_policies(
+    put(
+        channel,
+        lambda: propose.set_namespace_policies(
             channel.admin(), channel.view, name=NAMESPACE, policies={"limit": 1}
-        )
+        ),
+        lambda: propose.set_policy(channel.admin(), channel.view, name="isolation", document={}),
+        lambda: propose.remove_policy(channel.admin(), channel.view, name="isolation"),
+        lambda: propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE),
+        lambda: propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE),
+        lambda: joined("a:1", channel.view, instance_id="second", after_silence=True),
+        lambda: joined("b:1", channel.view, instance_id="third"),
     )
-    channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document={}))
-    channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
-    channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    channel.put(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    channel.put(joined("a:1", channel.view, instance_id="second", after_silence=True))
-    channel.put(joined("b:1", channel.view, instance_id="third"))
     channel.die("a:1")
-    channel.put(propose.remove_broker(channel.author("b:1"), channel.broker("a:1")))
-    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1))
-    channel.put(raise_level(channel.admin(), channel.view, level=2))
+    put(
+        channel,
+        lambda: propose.remove_broker(channel.author("b:1"), channel.broker("a:1")),
+        lambda: replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1),
+        lambda: raise_level(channel.admin(), channel.view, level=2),
+    )
     return channel
 
 
@@ -188,76 +196,74 @@ def rejections() -> Channel:
 def _reject_bundles(channel: Channel) -> None:
     view, admin = channel.view, channel.admin
     free, owned, right = channel.bundle(QUARTER), channel.bundle(), channel.bundle(MIDDLE)
-    channel.put(
-        replace(
+    put(
+        channel,
+        lambda: replace(
             propose.assign(admin(), free, owner=channel.incarnation("a:1")),
             key=f"{NAMESPACE}/0x00000000_0x00000001",
-        )
+        ),
+        lambda: propose.unload(admin(), free),
+        lambda: propose.assign(admin(), free, owner=1),
+        lambda: propose.opened(
+            channel.author("a:1"), replace(free, owner=channel.incarnation("a:1"))
+        ),
+        lambda: propose.released(channel.author("a:1"), owned),
+        lambda: propose.split(channel.author("a:1"), owned, cuts=[1]),
+        lambda: propose.merge(admin(), owned, right),
+        lambda: propose.merge(admin(), owned, free),
+        lambda: replace(propose.merge(admin(), owned, free), expected_offset_right=1),
+        lambda: propose.start_split(admin(), owned, algorithm="x"),
+        lambda: propose.split(channel.author("a:1"), channel.bundle(), cuts=[0]),
+        lambda: propose.split(channel.author("b:1"), channel.bundle(), cuts=[1]),
+        lambda: propose.draining(channel.author("c:1"), channel.broker("c:1")),
+        lambda: propose.draining(channel.author("c:1"), channel.broker("c:1")),
+        lambda: propose.assign(admin(), free, owner=channel.incarnation("c:1")),
+        lambda: propose.start_deleting_namespace(admin(), view, name=NAMESPACE),
+        lambda: propose.assign(admin(), free, owner=channel.incarnation("a:1")),
+        lambda: propose.delete_namespace(admin(), view, name=NAMESPACE),
     )
-    channel.put(propose.unload(admin(), free))
-    channel.put(propose.assign(admin(), free, owner=1))
-    channel.put(
-        propose.opened(channel.author("a:1"), replace(free, owner=channel.incarnation("a:1")))
-    )
-    channel.put(propose.released(channel.author("a:1"), owned))
-    channel.put(propose.split(channel.author("a:1"), owned, cuts=[1]))
-    channel.put(propose.merge(admin(), owned, right))
-    channel.put(propose.merge(admin(), owned, free))
-    channel.put(replace(propose.merge(admin(), owned, free), expected_offset_right=1))
-    channel.put(propose.start_split(admin(), owned, algorithm="x"))
-    channel.put(propose.split(channel.author("a:1"), channel.bundle(), cuts=[0]))
-    channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[1]))
-    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1")))
-    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1")))
-    channel.put(propose.assign(admin(), free, owner=channel.incarnation("c:1")))
-    channel.put(propose.start_deleting_namespace(admin(), view, name=NAMESPACE))
-    channel.put(propose.assign(admin(), free, owner=channel.incarnation("a:1")))
-    channel.put(propose.delete_namespace(admin(), view, name=NAMESPACE))
 
 
 def _reject_others(channel: Channel) -> None:
     view, admin = channel.view, channel.admin
     late = channel.author("b:1")
-    channel.put(propose.renewed(channel.author("b:1"), channel.broker("b:1")))
-    channel.put(propose.renewed(late, channel.broker("b:1")))
-    channel.put(
-        replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), expected_offset=1)
-    )
-    channel.put(
-        replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger")
-    )
-    channel.put(propose.down(admin(), channel.broker("a:1"), instance_id="a guess"))
-    channel.put(propose.down(channel.author("a:1"), channel.broker("a:1")))
-    channel.put(joined("a:1", view, instance_id="another"))
-    channel.put(replace(joined("d:1", view, instance_id="another"), level=7))
-    channel.put(
-        replace(
+    put(
+        channel,
+        lambda: propose.renewed(channel.author("b:1"), channel.broker("b:1")),
+        lambda: propose.renewed(late, channel.broker("b:1")),
+        lambda: replace(
+            propose.renewed(channel.author("b:1"), channel.broker("b:1")), expected_offset=1
+        ),
+        lambda: replace(
+            propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger"
+        ),
+        lambda: propose.down(admin(), channel.broker("a:1"), instance_id="a guess"),
+        lambda: propose.down(channel.author("a:1"), channel.broker("a:1")),
+        lambda: joined("a:1", view, instance_id="another"),
+        lambda: replace(joined("d:1", view, instance_id="another"), level=7),
+        lambda: replace(
             propose.remove_broker(channel.author("a:1"), channel.broker("b:1")),
             key="d:1",
             expected_offset=view.removed_at,
-        )
-    )
-    channel.put(propose.create_namespace(admin(), view, name=NAMESPACE, boundaries=(0, HASH_MAX)))
-    channel.put(propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, 1)))
-    channel.put(
-        replace(
+        ),
+        lambda: propose.create_namespace(admin(), view, name=NAMESPACE, boundaries=(0, HASH_MAX)),
+        lambda: propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, 1)),
+        lambda: replace(
             propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, HASH_MAX)),
             expected_offset=0,
-        )
-    )
-    channel.put(
-        replace(
+        ),
+        lambda: replace(
             propose.delete_namespace(admin(), view, name=NAMESPACE),
             key="tenant/other",
             expected_offset=view.removed_at,
-        )
+        ),
+        lambda: propose.remove_policy(admin(), view, name="limit"),
+        lambda: replace(propose.remove_policy(admin(), view, name="limit"), expected_offset=0),
+        lambda: raise_level(admin(), view, level=1),
+        lambda: raise_level(admin(), view, level=2),
+        lambda: replace(raise_level(admin(), view, level=2), expected_offset=0),
+        lambda: replace(propose.set_policy(admin(), view, name="limit", document={}), level=2),
     )
-    channel.put(propose.remove_policy(admin(), view, name="limit"))
-    channel.put(replace(propose.remove_policy(admin(), view, name="limit"), expected_offset=0))
-    channel.put(raise_level(admin(), view, level=1))
-    channel.put(raise_level(admin(), view, level=2))
-    channel.put(replace(raise_level(admin(), view, level=2), expected_offset=0))
-    channel.put(replace(propose.set_policy(admin(), view, name="limit", document={}), level=2))
 
 
 def fold(channel: Channel) -> Iterator[tuple[Folded, View, Names]]:
