@@ -319,27 +319,6 @@ def test_the_difference_of_two_views_is_what_lies_between(
 
 
 @settings(max_examples=40, deadline=None)
-@given(walk=walks, length=lengths)
-def test_what_was_accepted_is_never_accepted_again(walk: Walk, length: int) -> None:
-    """A duplicate of an accepted record is rejected, at once or at any later time."""
-    view = View()
-    accepted: dict[str, AnyRecord] = {}
-    for offset, record in steps(walk, length):
-        if isinstance(record, Unreadable):
-            apply(view, offset, record)
-            continue
-        verdict = apply(view, offset, record)
-        if verdict.accepted:
-            assert repr(record) not in accepted
-            accepted[repr(record)] = record
-            again = from_bytes(to_bytes(view))
-            assert not apply(again, offset + 1, record).accepted
-    again = from_bytes(to_bytes(view))
-    for place, record in enumerate(accepted.values(), start=1):
-        assert not apply(again, view.offset + place, record).accepted
-
-
-@settings(max_examples=40, deadline=None)
 @given(walk=walks, length=lengths, restarts=st.lists(st.integers(0, 160), max_size=4))
 def test_a_fold_that_restarts_from_snapshots_comes_to_the_same(
     walk: Walk, length: int, restarts: list[int]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.rules.facts import parse_fact
 from equipoise.spark_jobs.rules.state_table import StateRow
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
@@ -93,29 +92,6 @@ def test_rows_do_not_depend_on_batches_and_restarts(
     assert at_once == told_in_batches(
         arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length)
     )
-
-
-@settings(max_examples=40, deadline=None)
-@given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
-def test_every_record_has_a_row_and_a_fact_with_the_folds_verdict(walk: Walk, length: int) -> None:
-    arrivals = arrivals_of(walk, length=length)
-    view = View()
-    expected = []
-    for arrival in arrivals:
-        if arrival.source == "channel":
-            verdict = apply(view, arrival.offset, decode(arrival.value or b""))
-            expected.append((arrival.offset, verdict.reason or "accepted", arrival.value))
-    rows = list(sequence_from().feed(arrivals))
-    assert expected == [
-        (row.offset, row.verdict, row.body) for row in rows if row.table == Table.RECORDS
-    ]
-    facts = [parse_fact(row.body or b"") for row in rows if row.table == Table.FACTS]
-    told = {
-        (fact.offset, fact.verdict)
-        for fact in facts
-        if fact.source == "channel" and fact.verdict is not None
-    }
-    assert {(offset, verdict) for offset, verdict, _ in expected} == told
 
 
 @settings(max_examples=30, deadline=None)

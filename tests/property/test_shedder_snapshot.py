@@ -108,23 +108,3 @@ def test_implausible_reports_do_not_affect_others(told: list[Load]) -> None:
         for each in (told, told[::-1], sound)
     ]
     assert bare[0] == bare[1] == bare[2]
-
-
-@given(loads(SOUND, st.just(NOW_MS), st.just(b"")))
-def test_a_broker_costs_what_it_says(told: list[Load]) -> None:
-    """The costs of its bundles add up to its total, or to more if its figures contradict each
-    other.
-    """
-    snapshot = taken(told)
-    costs = {load.broker: load for load in told}
-    for broker in snapshot.brokers:
-        load = costs.get(broker.broker)
-        own = {bundle.name for bundle in broker.bundles}
-        if load is not None and own.issuperset(load.costs) and len(own) == load.bundle_count:
-            known_elsewhere = {
-                name for other in told if other is not load for name in other.costs
-            } & own - set(load.costs)
-            total = sum(bundle.cost for bundle in broker.bundles)
-            least = sum(load.costs.values()) + IDLE_COST * (len(own) - len(load.costs))
-            if not known_elsewhere and len(own) > len(load.costs):
-                assert math.isclose(max(load.cost, least), total)
