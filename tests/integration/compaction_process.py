@@ -30,7 +30,6 @@ STEP_ROWS, TRUNCATE_STEP_ENTRIES = 3, 7
 class Death:
     """When to die; never, if nothing is set. A statement is counted from 1, and not executed."""
 
-    step: str | None = None
     statement: int | None = None
     after_ms: float | None = None
 
@@ -84,7 +83,6 @@ def compact_and_die(url: str, retain: Retention, death: Death, told: SimpleQueue
             log,
             retain=retain,
             timeout_ms=TIMEOUT_MS,
-            step=lambda step: die() if step == death.step else None,
             now_ms=lambda: time.time_ns() // 1_000_000 + 3_600_000,
         )
     except EquipoiseError as failed:

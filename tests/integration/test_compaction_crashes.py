@@ -1,4 +1,4 @@
-"""Kill compactors at each step and at random moments: nothing is lost, and the next compactor
+"""Kill compactors at random moments: nothing is lost, and the next compactor
 continues.
 """
 
@@ -17,7 +17,6 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.open_log import open_log
 from equipoise.compaction.retention import Retention
-from equipoise.compaction.writing import Step
 from tests.channels.compacting import (
     TIMEOUT_MS,
     all_of,
@@ -26,7 +25,6 @@ from tests.channels.compacting import (
     marker_in,
     restored_to_end,
     told_by,
-    untold,
 )
 from tests.channels.walk import Walk
 from tests.integration.compaction_process import Death, Lived, compact_and_die
@@ -37,7 +35,6 @@ from tests.repeats import times
 pytestmark = [pytest.mark.integration, pytest.mark.repeats, pytest.mark.timeout(1_800)]
 
 DEADLINE_SECONDS = 60.0
-DEATHS_AT_A_STEP = times(1, many=2)
 DEATHS = times(8, many=50)
 SEEDS = times(1, many=4)
 RECORDS_BETWEEN = 30
@@ -125,30 +122,6 @@ def compacts_whole(channel: LiveChannel, url: str) -> Lived:
         channel.log.start(),
     )
     return lived
-
-
-@pytest.mark.slow
-def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
-    """Killed at any named step, also twice in a row, it leaves the same channel, and the next one
-    goes on from there.
-    """
-    channel = LiveChannel(log, seed=1)
-    channel.go_on()
-    for step in Step:
-        for _ in range(DEATHS_AT_A_STEP):
-            channel.go_on()
-            assert run(url, Death(step=step), kept=1) is None, f"it was to die at {step}"
-            channel.check()
-        channel.go_on()
-        # As many as the one that died kept: of more, some would lie below the floor that it moved.
-        lived = run(url, kept=1)
-        assert lived is not None, f"a compactor died after {step}"
-        assert lived.error is None, f"after {step}: {lived.error}"
-        channel.check()
-        assert [] == untold(log)
-    channel.go_on()
-    compacts_whole(channel, url)
-    assert all_of(channel.fold_from_zero()) == all_of(restored_to_end(log))
 
 
 @pytest.mark.slow

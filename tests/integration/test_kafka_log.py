@@ -395,30 +395,6 @@ def until_entries(log: Log) -> list[Entry]:
     return found
 
 
-@pytest.mark.slow
-def test_a_handle_outlives_its_kafka(own_kafka: OwnKafka) -> None:
-    """While Kafka is dead each call says so in time; afterwards the same handle goes on, and all
-    that was acknowledged is there.
-    """
-    topic = own_kafka.topic("outage")
-    with closing(open_log(f"kafka://{own_kafka.address}/{topic}")) as log:
-        log.append([b"before"], timeout_ms=TIMEOUT_MS)
-        assert 1 == len(entries(log, 1))
-        own_kafka.cluster.node(1).kill()
-        with pytest.raises(LogUnavailable):
-            log.append([b"lost"], timeout_ms=SHORT_MS)
-        with pytest.raises(LogUnavailable):
-            log.read(2, limit=10)
-        with pytest.raises(LogUnavailable):
-            log.wait(2, timeout_ms=SHORT_MS)
-        own_kafka.cluster.node(1).start()
-        until(lambda: log.append([b"after"], timeout_ms=TIMEOUT_MS))
-        # It was never sent, and what was not sent in its time never is.
-        assert [b"before", b"after"] == [entry.data for entry in until_entries(log)]
-        log.append([b"more"], timeout_ms=TIMEOUT_MS)
-        assert log.wait(log.end(), timeout_ms=TIMEOUT_MS)
-
-
 def test_a_stopped_kafka_keeps_nobody_for_long(own_kafka: OwnKafka) -> None:
     """A Kafka that hangs ends each call in its time, a close too; and a wake is heard meanwhile."""
     log = open_log(f"kafka://{own_kafka.address}/{own_kafka.topic('hanging')}")
