@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import SetClusterPolicy
-from equipoise.brokers.balancing.policies import isolation_document
 from equipoise.brokers.runtime import service_runner
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, path_of, started, until
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    PATIENCE_MS,
+    Broker,
+    cluster,
+    path_of,
+    post,
+    started,
+    until,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -78,49 +85,16 @@ async def test_a_drained_broker_is_undrained(tmp_path: Path) -> None:
         await until(lambda: brokers.view.brokers[drained.id].status == "up")
 
 
-async def test_all_fields_of_bundles_and_brokers_are_returned(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2, labels={"zone": "a"}) as brokers:
-        bundle = brokers.bundles()[1]
-        owner, entry = brokers.owner_of(bundle), brokers.view.bundles[bundle]
-        told = (await brokers.brokers[0].get(f"/v1/bundle/{bundle}")).json()
-        expected = {
-            "bundle": bundle,
-            "namespace": NAMESPACE,
-            "low": 0x40000000,
-            "high": 0x80000000,
-            "state": "owned",
-            "phase": "owned",
-            "owner": owner.id,
-            "owner_incarnation": entry.owner,
-            "source": None,
-            "source_incarnation": None,
-            "token": entry.token,
-            "last": entry.last,
-            "algorithm": None,
-            "positions": None,
-            "quarantine": None,
-            "frozen": None,
+async def test_the_maintenance_of_a_broker_is_shown(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        given = {"reason": "a sale"}
+        assert 204 == (await post(one, f"/admin/v2/controls/maintenance/{other.id}", given)).status
+        shown = (await one.get("/v1/brokers")).json()
+        assert isinstance(shown, list)
+        assert {one.id: None, other.id: "a sale"} == {
+            each["broker"]: each["maintenance"] for each in shown
         }
-        assert isinstance(told, dict)
-        assert expected == {name: value for name, value in told.items() if name != "offset"}
-        for wrong, status in (
-            (f"{NAMESPACE}/0x00000000_0x00000001", 404),
-            (f"{NAMESPACE}/x", 412),
-            ("a/b/0x00000000_0xffffffff", 404),
-        ):
-            assert status == (await brokers.brokers[0].get(f"/v1/bundle/{wrong}")).status
-        documents = (await brokers.brokers[1].get("/v1/brokers")).json()
-        assert isinstance(documents, list)
-        one = next(
-            document for document in documents if document["broker"] == brokers.brokers[0].id
-        )
-        assert (True, False, "up", {"zone": "a"}) == (
-            one["leader"],
-            one["suspect"],
-            one["status"],
-            one["labels"],
-        )
-        assert 4 == sum(document["bundles"] for document in documents)
 
 
 async def test_a_former_owner_returns_the_state_of_a_closed_bundle(tmp_path: Path) -> None:
@@ -153,23 +127,6 @@ async def test_a_handover_that_takes_too_long_is_answered_504(
         source.service.giving.clear()
         answer = await source.get(f"/v1/handover/{bundle}")
         assert (504, True) == (answer.status, f"giving the state of {bundle}" in answer.reason)
-
-
-async def test_a_ready_broker_reports_itself_ready_on_each_path(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (
-            await broker.get("/health")
-        ).json()
-        ready: dict[str, object] = {
-            "status": "ready",
-            "broker": broker.id,
-            "problems": [],
-            "channel_loss": None,
-            "maintenance": None,
-        }
-        assert ready == (await broker.get("/ready")).json()
-        assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
 
 
 READING = (
@@ -282,62 +239,3 @@ async def test_a_broker_that_cannot_propose_answers_503(
             answer.headers["Retry-After"],
             "nobody answers" in answer.reason,
         )
-
-
-async def test_the_bundles_of_a_broker_are_listed_as_in_pulsar(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        shared = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
-        for broker in brokers.brokers:
-            owned = {name for name in brokers.bundles() if brokers.owner_of(name) is broker}
-            assert (
-                dict.fromkeys(owned, shared)
-                == (
-                    await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")
-                ).json()
-            )
-        document = isolation_document(
-            namespaces=["acme/.*"], primary=[one.id], secondary=[other.id], min_limit=2
-        )
-        await one.worker.request(
-            SetClusterPolicy(policy="isolation/gold", document=document), timeout_ms=PATIENCE_MS
-        )
-        for broker, kind in ((one, "primary"), (other, "secondary")):
-            listed = (
-                await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")
-            ).json()
-            assert isinstance(listed, dict)
-            assert [{"broker_assignment": kind, "is_controlled": True, "is_active": True}] * len(
-                listed
-            ) == list(listed.values())
-        await other.worker.stop()
-        await until(lambda: not one.worker.view.brokers[other.id].live)
-        for path in (f"equipoise/{other.id}", "equipoise/nobody", f"west/{one.id}"):
-            assert 404 == (await one.get(f"/admin/v2/brokers/{path}/ownedNamespaces")).status
-
-
-async def test_a_broker_returns_its_version_and_its_log(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        assert (
-            broker.worker.profile.version.encode()
-            == (await broker.get("/admin/v2/brokers/version")).body
-        )
-        told = (await broker.get("/admin/v2/brokers/internal-configuration")).json()
-        assert isinstance(told, dict)
-        log = broker.worker.config.log_url
-        assert (log, log, None) == tuple(
-            told[name]
-            for name in ("metadataStoreUrl", "configurationMetadataStoreUrl", "ledgersRootPath")
-        )
-
-
-async def test_a_broker_inside_another_program_is_not_shut_down(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        refused = await broker.ask(
-            "POST",
-            "/admin/v2/brokers/shutdown?maxConcurrentUnloadPerSec=0&forcedTerminateTopic=false",
-        )
-        assert (405, True) == (refused.status, "runs inside another program" in refused.reason)
-        assert "up" == brokers.view.brokers[broker.id].status

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.unit.http.cluster import cluster, post, told
+from tests.unit.http.cluster import cluster, post
 
 pytestmark = pytest.mark.integration
 
@@ -28,76 +27,6 @@ async def test_the_only_cluster_is_this_one(tmp_path: Path) -> None:
         await one.worker.reached(brokers.view.offset, timeout_ms=10_000)
         assert {"serviceUrl": one.url, "brokerServiceUrl": ""} == (await one.get(OURS)).json()
         assert [] == (await one.get(f"{OURS}/peers")).json()
-
-
-async def test_a_cluster_cannot_be_changed(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        for method, path in (
-            ("PUT", OURS),
-            ("PUT", f"{CLUSTERS}/west"),
-            ("POST", OURS),
-            ("DELETE", OURS),
-            ("POST", f"{OURS}/peers"),
-        ):
-            refused = await broker.ask(method, path)
-            assert (405, "NotSupported") == told(refused)
-            assert refused.reason.startswith(f"this server has no '{method} clusters/")
-
-
-async def test_another_cluster_is_answered_404(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        west = f"{CLUSTERS}/west"
-        for method, path in (
-            *(
-                ("GET", path)
-                for path in (
-                    west,
-                    f"{west}/peers",
-                    f"{west}/failureDomains",
-                    f"{west}/failureDomains/rack",
-                )
-            ),
-            ("POST", f"{west}/peers"),
-            *((method, f"{west}/failureDomains/rack") for method in ("POST", "DELETE")),
-        ):
-            assert (404, "NotFound") == told(await broker.ask(method, path, data=b"{}")), (
-                method,
-                path,
-            )
-
-
-async def test_a_failure_domain_is_set_in_pulsars_form(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        assert {} == (await one.get(DOMAINS)).json()
-        for body, ids in (
-            ({"brokers": [other.id, one.id, one.id]}, sorted((one.id, other.id))),
-            ({}, []),
-            ({"brokers": [one.id]}, [one.id]),
-        ):
-            assert 204 == (await post(one, f"{DOMAINS}/rack-a", body)).status
-            await brokers.settled()
-            assert {"brokers": ids} == (await other.get(f"{DOMAINS}/rack-a")).json()
-        assert (
-            204
-            == (
-                await post(other, f"{DOMAINS}/rack-b", {"brokers": [other.id, "yet-to-come:8080"]})
-            ).status
-        )
-        assert {"rack-a", "rack-b"} == set(json.loads((await other.get(DOMAINS)).body))
-        domains = {
-            row["broker"]: (row["failure_domain"], row["failure_domain_source"])
-            for row in json.loads((await other.get("/v1/brokers")).body)
-        }
-        assert {
-            broker: (name, f"failure-domain/{name}")
-            for broker, name in ((one.id, "rack-a"), (other.id, "rack-b"))
-        } == domains
-        assert 204 == (await other.ask("DELETE", f"{DOMAINS}/rack-b")).status
-        for method in ("GET", "DELETE"):
-            assert (404, "NotFound") == told(await other.ask(method, f"{DOMAINS}/rack-b"))
 
 
 async def test_a_broker_is_in_one_failure_domain(tmp_path: Path) -> None:

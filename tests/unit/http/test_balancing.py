@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.decision_log import DecisionLog
 from tests.decisions import AT_MS, idle, shed
-from tests.unit.http.cluster import Answer, Broker, cluster, until
+from tests.unit.http.cluster import Answer, Broker, cluster
 
 PATH = "/admin/v2/balancing"
 CONFIGURATION = "/admin/v2/brokers/configuration"
@@ -62,39 +62,6 @@ async def test_each_setting_is_shown_with_its_origin(tmp_path: Path) -> None:
         } == about
 
 
-async def test_a_change_is_one_record_for_all_brokers(tmp_path: Path) -> None:
-    changes = {
-        "balancing.enabled": False,
-        "transfer.target_deviation": 0.1,
-        "balanced.moves_max": "7",
-        "limits.sessions_max": "none",
-        "transfer.excluded_namespaces": ["b/b", "a/a"],
-    }
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        assert 200 == (await patch(one, {"changes": changes})).status
-        document = one.worker.view.policies["balancing/settings"].document
-        assert "admin:anonymous at 127.0.0.1" == document["changed_by"]
-        await until(lambda: "balancing/settings" in other.worker.view.policies)
-        settings = settings_in(other.worker.view, other.worker.config.base_settings)
-        assert (False, 0.1, 7, None) == (
-            settings.balancing.enabled,
-            settings.groups()["transfer"].target_deviation,
-            settings.groups()["balanced"].moves_max,
-            settings.limits.sessions_max,
-        )
-        assert frozenset({"a/a", "b/b"}) == settings.groups()["transfer"].excluded_namespaces
-        answer = await patch(other, {"changes": dict.fromkeys(changes)})
-        made = cast(
-            "Mapping[str, Mapping[str, object]]",
-            cast("dict[str, object]", answer.json())["changes"],
-        )
-        assert {"before": "a/a,b/b", "after": None} == made["transfer.excluded_namespaces"]
-        assert other.worker.config.base_settings == settings_in(
-            other.worker.view, other.worker.config.base_settings
-        )
-
-
 async def test_concurrent_changes_of_different_settings_all_succeed(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         names = [name for name, setting in SETTINGS.items() if setting.kind is bool][:RACES_MAX]
@@ -111,57 +78,6 @@ async def test_concurrent_changes_of_different_settings_all_succeed(tmp_path: Pa
         assert dict.fromkeys(names, True) == {
             name: value for name, value in document.items() if name in SETTINGS
         }
-
-
-BAD_CHANGES: tuple[tuple[object, int, str], ...] = (
-    (None, 400, "the body cannot be used"),
-    ([], 400, "the body cannot be used"),
-    ({}, 400, "changes"),
-    ({"changes": {}, "who": "erin"}, 400, "who"),
-    ({"changes": {"balanced.moves_max": {}}}, 400, "balanced.moves_max"),
-    (
-        {"changes": {"balanced.moves_max": 0}},
-        412,
-        (
-            "balanced.moves_max cannot be '0': it must be an integer, at least 1; the old setting"
-            " stays"
-        ),
-    ),
-    ({"changes": {"balanced.moves_max": 1.5}}, 412, "it must be an integer"),
-    ({"changes": {"balanced.moves_max": True}}, 412, "it must be an integer"),
-    ({"changes": {"transfer.target_deviation": float("nan")}}, 412, "it must be a number"),
-    (
-        {"changes": {"balanced.moves_max": 9, "balancing.shedder": "Mine"}},
-        412,
-        "it must be one of BalancedShedder",
-    ),
-    ({"changes": {"balanced.move_max": None}}, 412, "did you mean balanced.moves_max?"),
-)
-
-
-async def test_an_invalid_change_leaves_the_old_settings(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        for body, status, told in BAD_CHANGES:
-            answer = await patch(broker, body)
-            assert (status, True) == (answer.status, told in answer.reason), (body, answer.body)
-        assert {} == brokers.view.policies
-
-
-async def test_the_channel_sets_the_default_number_of_bundles(tmp_path: Path) -> None:
-    """Pulsar's clients send 0 for the default."""
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        await patch(broker, {"changes": {"balancing.namespace_bundles": 7}})
-        for name, body in (
-            ("none", None),
-            ("zero", {"bundles": {"numBundles": 0}}),
-            ("two", {"bundles": {"numBundles": 2}}),
-        ):
-            assert 204 == (await broker.put(f"/admin/v2/namespaces/acme/{name}", body)).status
-        assert [7, 7, 2] == [
-            len(brokers.view.bundles_of(f"acme/{name}")) for name in ("none", "zero", "two")
-        ]
 
 
 async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -> None:
@@ -205,27 +121,6 @@ async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -
         assert {"balancing.shed_interval_ms"} == brokers.view.policies[
             "balancing/settings"
         ].document.keys() & SETTINGS.keys()
-
-
-BAD_KEYS = (
-    ("POST", "loadBalancerSheddingIntervalMinutes/0", "it must be at least 1"),
-    ("POST", "loadBalancerLoadSheddingStrategy/org.example.Mine", "there is no such shedder here"),
-    (
-        "POST",
-        "loadBalancerSheddingIntervalMinute/1",
-        "did you mean loadBalancerSheddingIntervalMinutes?",
-    ),
-    ("DELETE", "brokerClientTlsEnabled", "there is no setting 'brokerClientTlsEnabled'"),
-)
-
-
-async def test_keys_of_pulsar_without_a_setting_here_are_answered_412(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-        for method, path, told in BAD_KEYS:
-            answer = await broker.ask(method, f"{CONFIGURATION}/{path}")
-            assert (412, True) == (answer.status, told in answer.reason), answer.body
-        assert {} == brokers.view.policies
 
 
 async def test_any_broker_returns_the_newest_decisions(tmp_path: Path) -> None:

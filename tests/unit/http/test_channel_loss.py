@@ -25,7 +25,6 @@ from tests.unit.http.cluster import (
     cluster,
     story,
     until,
-    with_broker,
 )
 
 pytestmark = pytest.mark.integration
@@ -323,22 +322,6 @@ async def test_the_policy_applies_to_open_bundles(brokers: LosingCluster) -> Non
     assert [503, 200] == [
         (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
     ]
-
-
-@with_broker()
-async def test_the_policy_has_one_of_two_values(broker: Broker) -> None:
-    for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
-        answer = await broker.ask(
-            "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body
-        )
-        assert (400, True, True) == (
-            answer.status,
-            "fence" in answer.reason,
-            "serve" in answer.reason,
-        ), body
-    answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
-    assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
-    assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
 @with_losing_cluster()

@@ -89,7 +89,12 @@ async def test_a_failed_opening_is_the_answer(
     bundle, source, target = brokers.first()
     target.service.fails.add(bundle)
     answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-    assert (409, True) == (answer.status, "could not open it" in answer.reason)
+    assert (409, True, True) == (
+        answer.status,
+        f"{bundle} came back to {source.id}, token " in answer.reason,
+        f": {target.id} could not open it: RuntimeError: no disk; see equipoise channel why"
+        in answer.reason,
+    )
 
 
 @with_cluster(brokers=2, balance=False)

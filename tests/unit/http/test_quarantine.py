@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import CreateNamespace, SetClusterPolicy
-from equipoise.brokers.balancing.policies import quarantine_key
+from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.balancing.quarantine import is_quarantined
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.ranges import even_boundaries
@@ -37,8 +36,10 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
         assert 4 == sum(each.phase == "owned" for each in brokers.view.bundles.values())
         for broker in brokers.brokers:
             broker.service.refuses.clear()
-        await first.worker.request(
-            SetClusterPolicy(policy=quarantine_key(bundle), document=None), timeout_ms=PATIENCE_MS
-        )
+        document = (await first.get(f"/v1/bundle/{bundle}")).json()
+        assert isinstance(document, dict)
+        assert "3 opens in a row failed" in document["quarantine"]
+        quarantine = f"/admin/v2/controls/quarantine/{bundle}"
+        assert 204 == (await first.ask("DELETE", quarantine)).status
         located = await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         assert bundle == located.bundle.name

@@ -25,48 +25,6 @@ def outcome_of(answer: Answer) -> Mapping[str, object]:
 
 
 @with_cluster(brokers=2)
-async def test_an_unload_reports_the_new_owner(brokers: Cluster) -> None:
-    bundle, owner, other = brokers.first()
-    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-    token = brokers.view.bundles[bundle].token
-    assert {
-        "bundle": bundle,
-        "source": owner.id,
-        "owner": other.id,
-        "token": token,
-        "problem": None,
-    } == outcome
-    outcome = outcome_of(
-        await owner.put(f"{path_of(bundle)}/unload?destinationBroker={owner.id}&authoritative=true")
-    )
-    assert (other.id, owner.id, None) == (
-        outcome["source"],
-        outcome["owner"],
-        outcome["problem"],
-    )
-    outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
-    assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
-
-
-@with_cluster(brokers=2)
-async def test_an_unload_whose_destination_cannot_open_the_bundle_is_answered_409(
-    brokers: Cluster,
-) -> None:
-    bundle, owner, other = brokers.first()
-    other.service.fails.add(bundle)
-    answer = await owner.put(f"{path_of(bundle)}/unload?destinationBroker={other.id}")
-    assert (409, True) == (
-        answer.status,
-        f"{bundle} came back to {owner.id}, token " in answer.reason,
-    )
-    assert (
-        f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why"
-        in answer.reason
-    )
-    assert owner is brokers.owner_of(bundle)
-
-
-@with_cluster(brokers=2)
 async def test_an_unload_of_a_namespace_with_a_refused_bundle_is_answered_409(
     brokers: Cluster,
 ) -> None:
