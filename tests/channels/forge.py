@@ -14,7 +14,7 @@ from equipoise.channel.core.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entr
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest
 from tests.injected.forgeries import FORGERIES
-from tests.injected.forging import Scene
+from tests.injected.forging import Scene, UnfitError
 
 APPEND_TIMEOUT_MS = 5_000
 
@@ -38,8 +38,9 @@ def forge(url: str, kind: str, *, seed: int) -> tuple[int, ...]:
             now_ms=time.time_ns() // 1_000_000,
             rng=random.Random(seed),
         )
-        forged = forgery.make(scene)
-        if forged is None:
+        try:
+            forged = forgery.make(scene)
+        except UnfitError:
             return ()
         offsets: list[int] = []
         for first in range(0, len(forged.data), BATCH_ENTRIES_MAX):

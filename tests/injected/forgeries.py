@@ -1,5 +1,5 @@
-"""Forged records. Each kind is a function of the scene that returns what to write now, or None if
-the scene does not fit.
+"""Forged records. Each kind is a function of the scene that returns what to write now. It raises
+`UnfitError` if the scene does not fit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.injected.forging import (
     Forged,
     Forgery,
     Scene,
+    UnfitError,
     about_bundle,
     broker_subject,
     bundle_subject,
@@ -40,7 +41,7 @@ from tests.injected.forging import (
 from tests.injected.honest import BEGAN_MS
 from tests.injected.injection import Kind
 
-Maker = Callable[[Scene], Forged | None]
+Maker = Callable[[Scene], Forged]
 
 # Records of one publisher within one millisecond: far more than a race of honest brokers makes.
 FLOOD_RECORDS: Final = 600
@@ -59,14 +60,10 @@ def _by_stranger(
     another broker.
     """
 
-    def make(scene: Scene) -> Forged | None:
+    def make(scene: Scene) -> Forged:
         bundle = scene.in_flight(phase)
-        stranger = None if bundle is None else scene.up(without=(getattr(bundle, party),))
-        return (
-            None
-            if bundle is None or stranger is None
-            else about_bundle(bundle, propose_it(scene.as_broker(stranger), bundle))
-        )
+        stranger = scene.up(without=(getattr(bundle, party),))
+        return about_bundle(bundle, propose_it(scene.as_broker(stranger), bundle))
 
     return make
 
@@ -76,11 +73,9 @@ def _by_admin(propose_it: Callable[..., AnyRecord], phase: str) -> Maker:
     an admin.
     """
 
-    def make(scene: Scene) -> Forged | None:
+    def make(scene: Scene) -> Forged:
         bundle = scene.in_flight(phase)
-        return (
-            None if bundle is None else about_bundle(bundle, propose_it(scene.as_admin(), bundle))
-        )
+        return about_bundle(bundle, propose_it(scene.as_admin(), bundle))
 
     return make
 
@@ -90,14 +85,10 @@ def _about_another(propose_it: Callable[..., AnyRecord]) -> Maker:
     one.
     """
 
-    def make(scene: Scene) -> Forged | None:
+    def make(scene: Scene) -> Forged:
         broker = scene.up()
-        other = None if broker is None else scene.up(without=(broker.incarnation,))
-        return (
-            None
-            if broker is None or other is None
-            else _about_broker(broker, propose_it(scene.as_broker(other), broker))
-        )
+        other = scene.up(without=(broker.incarnation,))
+        return _about_broker(broker, propose_it(scene.as_broker(other), broker))
 
     return make
 
@@ -114,20 +105,20 @@ def _split_in_two(author: Author, bundle: BundleEntry) -> Split:
     return propose.split(author, bundle, cuts=((bundle.low + bundle.high) // 2,))
 
 
-def _admin_makes_it_leave(scene: Scene) -> Forged | None:
+def _admin_makes_it_leave(scene: Scene) -> Forged:
     broker = scene.up()
-    return None if broker is None else _about_broker(broker, propose.left(scene.as_admin(), broker))
+    return _about_broker(broker, propose.left(scene.as_admin(), broker))
 
 
 # --- steps that no table has
 # -------------------------------------------------------------------------------------------------
 
 
-def _cuts_outside(scene: Scene) -> Forged | None:
+def _cuts_outside(scene: Scene) -> Forged:
     bundle = scene.in_flight("splitting")
-    owner = None if bundle is None else scene.view.live.get(bundle.owner or 0)
-    if bundle is None or owner is None:
-        return None
+    owner = scene.one(
+        broker for broker in scene.view.live_brokers() if broker.incarnation == bundle.owner
+    )
     return about_bundle(
         bundle,
         Split(
@@ -139,7 +130,7 @@ def _cuts_outside(scene: Scene) -> Forged | None:
     )
 
 
-def _merges_strangers(scene: Scene) -> Forged | None:
+def _merges_strangers(scene: Scene) -> Forged:
     owned = [bundle for bundle in scene.view.bundles.values() if bundle.phase == "owned"]
     pair = scene.one(
         (left, right)
@@ -148,8 +139,6 @@ def _merges_strangers(scene: Scene) -> Forged | None:
         if left.namespace == right.namespace and left.high < right.low and left.owner == right.owner
     )
     author = scene.up()
-    if pair is None or author is None:
-        return None
     left, right = pair
     record = Merge(
         key=left.name,
@@ -166,10 +155,8 @@ def _merges_strangers(scene: Scene) -> Forged | None:
     )
 
 
-def _target_that_never_was(scene: Scene) -> Forged | None:
+def _target_that_never_was(scene: Scene) -> Forged:
     bundle, author = scene.owned(), scene.up()
-    if bundle is None or author is None:
-        return None
     # Just below the end of the log: an offset, but not that of a `joined` record.
     nobody = next(
         offset for offset in range(scene.view.offset, 0, -1) if offset not in scene.view.live
@@ -179,10 +166,8 @@ def _target_that_never_was(scene: Scene) -> Forged | None:
     )
 
 
-def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) -> Forged | None:
+def _takes(scene: Scene, bundle: BundleEntry, thief: BrokerEntry) -> Forged:
     """Return a record by which a broker owns a bundle at once."""
-    if bundle is None or thief is None:
-        return None
     signature = scene.as_broker(thief).signature
     return about_bundle(
         bundle,
@@ -196,19 +181,17 @@ def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) 
     )
 
 
-def _opens_what_is_free(scene: Scene) -> Forged | None:
+def _opens_what_is_free(scene: Scene) -> Forged:
     return _takes(scene, scene.in_flight("free"), scene.up())
 
 
-def _skips_the_handover(scene: Scene) -> Forged | None:
+def _skips_the_handover(scene: Scene) -> Forged:
     bundle = scene.owned()
-    return _takes(scene, bundle, None if bundle is None else scene.up(without=(bundle.owner,)))
+    return _takes(scene, bundle, scene.up(without=(bundle.owner,)))
 
 
-def _unloads_by_nobody(scene: Scene) -> Forged | None:
+def _unloads_by_nobody(scene: Scene) -> Forged:
     bundle = scene.owned()
-    if bundle is None:
-        return None
     nobody = Author(
         publisher="broker-99",
         incarnation=max(scene.view.offset - 1, 1),
@@ -222,7 +205,7 @@ def _unloads_by_nobody(scene: Scene) -> Forged | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
+def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry]:
     """Return a broker that has just written, and another one."""
     fresh = scene.view.offset
     victim = scene.one(
@@ -230,25 +213,18 @@ def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
         for broker in scene.view.live_brokers()
         if broker.status == "up" and broker.last == fresh
     )
-    accuser = None if victim is None else scene.up(without=(victim.incarnation,))
-    return None if victim is None or accuser is None else (victim, accuser)
+    return victim, scene.up(without=(victim.incarnation,))
 
 
-def _down_before_silence(scene: Scene) -> Forged | None:
-    pair = _pair(scene)
-    return (
-        None
-        if pair is None
-        else _about_broker(
-            pair[0], propose.down(scene.as_broker(pair[1]), pair[0], reason="silent for too long")
-        )
+def _down_before_silence(scene: Scene) -> Forged:
+    victim, accuser = _pair(scene)
+    return _about_broker(
+        victim, propose.down(scene.as_broker(accuser), victim, reason="silent for too long")
     )
 
 
-def _down_with_a_guessed_instance_id(scene: Scene) -> Forged | None:
+def _down_with_a_guessed_instance_id(scene: Scene) -> Forged:
     victim = scene.up()
-    if victim is None:
-        return None
     return _about_broker(
         victim,
         propose.down(
@@ -257,11 +233,8 @@ def _down_with_a_guessed_instance_id(scene: Scene) -> Forged | None:
     )
 
 
-def _joins_after_no_silence(scene: Scene) -> Forged | None:
-    pair = _pair(scene)
-    if pair is None:
-        return None
-    victim = pair[0]
+def _joins_after_no_silence(scene: Scene) -> Forged:
+    victim, _ = _pair(scene)
     record = replace(
         victim.joined,
         expected_offset=victim.last,
@@ -273,19 +246,13 @@ def _joins_after_no_silence(scene: Scene) -> Forged | None:
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker)))
 
 
-def _removes_the_living(scene: Scene) -> Forged | None:
-    pair = _pair(scene)
-    return (
-        None
-        if pair is None
-        else _about_broker(pair[0], propose.remove_broker(scene.as_broker(pair[1]), pair[0]))
-    )
+def _removes_the_living(scene: Scene) -> Forged:
+    victim, accuser = _pair(scene)
+    return _about_broker(victim, propose.remove_broker(scene.as_broker(accuser), victim))
 
 
-def _says_another_digest(scene: Scene) -> Forged | None:
+def _says_another_digest(scene: Scene) -> Forged:
     broker = scene.up()
-    if broker is None:
-        return None
     record = propose.renewed(
         scene.as_broker(broker), replace(broker, digest_after=broker.digest_after ^ 1)
     )
@@ -296,10 +263,10 @@ def _says_another_digest(scene: Scene) -> Forged | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged | None:
+def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged:
     bundle, broker = scene.owned(), scene.up()
-    if bundle is None or broker is None or broker.sequence + ahead < 1:
-        return None
+    if broker.sequence + ahead < 1:
+        raise UnfitError
     record = propose.unload(scene.as_broker(broker, ahead=ahead), bundle, reason="forged")
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
@@ -308,21 +275,21 @@ def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _garbage(scene: Scene) -> Forged | None:
+def _garbage(scene: Scene) -> Forged:
     return Forged(
         data=(bytes(scene.rng.randrange(256) for _ in range(scene.rng.randrange(1, 200))),),
         subjects=subjects_of(LOG),
     )
 
 
-def _not_an_object(scene: Scene) -> Forged | None:
+def _not_an_object(scene: Scene) -> Forged:
     return Forged(
         data=(scene.rng.choice((b"null", b"[]", b"7", b'"bundle"', b"[" * 200)),),
         subjects=subjects_of(LOG),
     )
 
 
-def _unknown_kind(scene: Scene) -> Forged | None:
+def _unknown_kind(scene: Scene) -> Forged:
     document = {
         "kind": "coup",
         "key": "level",
@@ -333,10 +300,8 @@ def _unknown_kind(scene: Scene) -> Forged | None:
     return Forged(data=(orjson.dumps(document),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
 
-def _broken_field(scene: Scene) -> Forged | None:
+def _broken_field(scene: Scene) -> Forged:
     bundle, broker = scene.owned(), scene.up()
-    if bundle is None or broker is None:
-        return None
     raw = orjson.loads(encode(propose.unload(scene.as_broker(broker), bundle)))
     raw["source"] = -1
     return Forged(
@@ -345,15 +310,13 @@ def _broken_field(scene: Scene) -> Forged | None:
     )
 
 
-def _above_level(scene: Scene) -> Forged | None:
+def _above_level(scene: Scene) -> Forged:
     bundle, broker = scene.owned(), scene.up()
-    if bundle is None or broker is None:
-        return None
     forged = about_bundle(bundle, replace(propose.unload(scene.as_broker(broker), bundle), level=9))
     return replace(forged, subjects=forged.subjects | subjects_of(LOG))
 
 
-def _raises_the_level(scene: Scene) -> Forged | None:
+def _raises_the_level(scene: Scene) -> Forged:
     record = LevelRecord(
         key="level",
         expected_offset=scene.view.level_last,
@@ -363,14 +326,14 @@ def _raises_the_level(scene: Scene) -> Forged | None:
     return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
 
-def _second_genesis(scene: Scene) -> Forged | None:
+def _second_genesis(scene: Scene) -> Forged:
     if scene.now_ms < BEGAN_MS + _STARTERS_RACE_MS:
-        return None
+        raise UnfitError
     record = propose.genesis(Author(publisher=ADMIN), cluster=scene.view.cluster or "")
     return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
 
-def _foreign_genesis(_scene: Scene) -> Forged | None:
+def _foreign_genesis(_scene: Scene) -> Forged:
     record = propose.genesis(Author(publisher=ADMIN), cluster="another")
     return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
@@ -382,10 +345,8 @@ def _flood_of_an_admin(scene: Scene) -> Forged:
     )
 
 
-def _flood_of_a_broker(scene: Scene) -> Forged | None:
+def _flood_of_a_broker(scene: Scene) -> Forged:
     broker = scene.up()
-    if broker is None:
-        return None
     authors = (scene.as_broker(broker, ahead=LEAP + number) for number in range(FLOOD_RECORDS))
     return Forged(
         data=tuple(encode(_unload_of_nothing(author)) for author in authors),
@@ -403,15 +364,13 @@ def _unload_of_nothing(author: Author) -> BundleTransition:
     )
 
 
-def _ahead_of_its_time(scene: Scene) -> Forged | None:
+def _ahead_of_its_time(scene: Scene) -> Forged:
     bundle = scene.owned()
-    if bundle is None:
-        return None
     author = replace(scene.as_admin(), as_of=scene.view.offset + ADMIN_WINDOW_OFFSETS)
     return about_bundle(bundle, propose.unload(author, bundle))
 
 
-def _bad_boundaries(scene: Scene) -> Forged | None:
+def _bad_boundaries(scene: Scene) -> Forged:
     boundaries = (*even_boundaries(4)[:-1], 0xF000_0000)
     record = propose.create_namespace(
         scene.as_admin(), scene.view, name="tenant/forged", boundaries=boundaries
@@ -422,10 +381,8 @@ def _bad_boundaries(scene: Scene) -> Forged | None:
     )
 
 
-def _deletes_what_is_in_use(scene: Scene) -> Forged | None:
+def _deletes_what_is_in_use(scene: Scene) -> Forged:
     bundle = scene.owned()
-    if bundle is None:
-        return None
     record = propose.delete_namespace(scene.as_admin(), scene.view, name=bundle.namespace)
     return Forged(
         data=(encode(record),),

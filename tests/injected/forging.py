@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -30,27 +31,31 @@ LOG: Final = "log:"
 LEAP: Final = 1
 
 
+class UnfitError(Exception):
+    """A scene lacks what a forgery needs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The state of the cluster at the moment of the forgery."""
+    """The state of the cluster at the moment of the forgery. What chooses from it raises
+    `UnfitError`.
+    """
 
     view: View
     entries: list[Entry]
     now_ms: int
     rng: random.Random
 
-    def owned(self) -> BundleEntry | None:
-        """Return a random bundle in the phase `owned`; None if there is none."""
+    def owned(self) -> BundleEntry:
+        """Return a random bundle in the phase `owned`."""
         return self.one(bundle for bundle in self.view.bundles.values() if bundle.phase == "owned")
 
-    def in_flight(self, *phases: str) -> BundleEntry | None:
-        """Return a random bundle in one of these phases; None if there is none."""
+    def in_flight(self, *phases: str) -> BundleEntry:
+        """Return a random bundle in one of these phases."""
         return self.one(bundle for bundle in self.view.unsettled() if bundle.phase in phases)
 
-    def up(self, *, without: Iterable[int | None] = ()) -> BrokerEntry | None:
-        """Return a random broker that is up, other than these incarnations; None if there is
-        none.
-        """
+    def up(self, *, without: Iterable[int | None] = ()) -> BrokerEntry:
+        """Return a random broker that is up, other than these incarnations."""
         left_out = set(without)
         return self.one(
             broker
@@ -58,10 +63,12 @@ class Scene:
             if broker.status == "up" and broker.incarnation not in left_out
         )
 
-    def one(self, choices: Iterable[T]) -> T | None:
-        """Return a random choice; None if there is none."""
+    def one(self, choices: Iterable[T]) -> T:
+        """Return a random choice. Raises `UnfitError` if there is none."""
         chosen = list(choices)
-        return self.rng.choice(chosen) if chosen else None
+        if not chosen:
+            raise UnfitError
+        return self.rng.choice(chosen)
 
     def as_broker(self, broker: BrokerEntry, *, ahead: int = LEAP) -> Author:
         """Return an author with this broker's incarnation and the next number that the broker has
@@ -91,14 +98,15 @@ class Forged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgery:
-    """One kind of forgery: `make` returns what to write, and one of `rules` must name it.
+    """One kind of forgery: `make` returns what to write, and one of `rules` must name it. It raises
+    `UnfitError`.
 
     With `echoes`, a finding may also be at the next record of the impersonated broker, which has
     the same number.
     """
 
     name: str
-    make: Callable[[Scene], Forged | None]
+    make: Callable[[Scene], Forged]
     rules: frozenset[str]
     echoes: bool = False
 
@@ -149,11 +157,11 @@ class Pen(Forger):
         self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]
     ) -> bool:
         """See `Forger`."""
-        self.forged = self.forgery.make(
-            Scene(view=view, entries=entries, now_ms=now_ms, rng=self._rng)
-        )
-        for data in () if self.forged is None else self.forged.data:
-            append(data)
+        scene = Scene(view=view, entries=entries, now_ms=now_ms, rng=self._rng)
+        with suppress(UnfitError):
+            self.forged = self.forgery.make(scene)
+            for data in self.forged.data:
+                append(data)
         return self.forged is not None
 
 
