@@ -38,7 +38,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import re2
 
@@ -80,6 +80,8 @@ ABOUT_PLACEMENT: Final = (ISOLATION, PIN, FAILURE_DOMAIN, MAINTENANCE, DOMAIN_MA
 MIN_LIMIT_DEFAULT: Final = 1
 USAGE_THRESHOLD_DEFAULT: Final = 100
 """Percent. By default a primary is unavailable only when it is fully used."""
+
+_Checked = TypeVar("_Checked")
 
 _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 _match_item: Final = re.compile(r"([a-z_]+)\.(0|[1-9][0-9]{0,5})").fullmatch
@@ -417,41 +419,22 @@ def read_policies(view: View) -> ClusterPolicies:
 
 def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
     """Return the policies of documents about placement, given by key."""
-    isolations: list[Isolation] = []
-    pins: list[Pin] = []
-    domains: list[FailureDomain] = []
-    maintenances: list[Maintenance] = []
-    closed: list[Closed] = []
+    found: list[Policy | Closed | None] = []
     for key in sorted(filter(is_about_placement, documents)):
         try:
-            policy = parse_policy(key, documents[key])
+            found.append(parse_policy(key, documents[key]))
         except InvalidPolicy as error:
             # An unreadable domain has no effect: it is only a preference. Nor has an unreadable
             # maintenance: a broker would be idle.
             if key.partition("/")[0] in (ISOLATION, PIN):
-                closed.append(
-                    Closed(
-                        name=key,
-                        namespaces=_known_to_be_about(documents[key]),
-                        problem=error.problem,
-                    )
-                )
-            continue
-        match policy:
-            case Isolation():
-                isolations.append(policy)
-            case Pin():
-                pins.append(policy)
-            case FailureDomain():
-                domains.append(policy)
-            case Maintenance():
-                maintenances.append(policy)
+                namespaces = _known_to_be_about(documents[key])
+                found.append(Closed(name=key, namespaces=namespaces, problem=error.problem))
     return ClusterPolicies(
-        isolations=tuple(isolations),
-        pins=tuple(pins),
-        closed=tuple(closed),
-        domains=tuple(domains),
-        maintenances=tuple(maintenances),
+        isolations=tuple(each for each in found if isinstance(each, Isolation)),
+        pins=tuple(each for each in found if isinstance(each, Pin)),
+        closed=tuple(each for each in found if isinstance(each, Closed)),
+        domains=tuple(each for each in found if isinstance(each, FailureDomain)),
+        maintenances=tuple(each for each in found if isinstance(each, Maintenance)),
     )
 
 
@@ -496,31 +479,28 @@ def _maintenance(key: str, fields: _Fields) -> Maintenance:
 
 
 def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
-    fields.check_broker_id(key.partition("/")[2])
+    fields.checked(check_broker_id, key.partition("/")[2])
     return _maintenance(key, fields)
+
+
+def _control(key: str, fields: _Fields, *, least_ms: int = 0) -> Control:
+    until_ms = fields.integer("until_ms", 0, least=least_ms, most=_TIME_MAX_MS)
+    return Control(name=key, reason=fields.text("reason"), until_ms=until_ms)
 
 
 def _pause(key: str, fields: _Fields) -> Control:
     if key != PAUSE_KEY:
         raise InvalidPolicy(policy=key, problem=f"only balancing can be paused, by {PAUSE_KEY}")
-    return Control(
-        name=key,
-        reason=fields.text("reason"),
-        until_ms=fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS),
-    )
+    return _control(key, fields, least_ms=1)
 
 
 def _freeze(key: str, fields: _Fields) -> Control:
-    fields.check_namespace(key.partition("/")[2])
-    return Control(
-        name=key,
-        reason=fields.text("reason"),
-        until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS),
-    )
+    fields.checked(check_namespace, key.partition("/")[2])
+    return _control(key, fields)
 
 
 def _quarantine(key: str, fields: _Fields) -> Quarantine:
-    fields.check_bundle(key.partition("/")[2])
+    fields.checked(parse_bundle, key.partition("/")[2])
     until_ms = fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS)
     hold_ms = fields.integer("hold_ms", 0, least=1, most=_TIME_MAX_MS)
     return Quarantine(
@@ -593,12 +573,13 @@ class _Fields:
     def broker_ids(self, name: str, *, required: bool = True) -> tuple[str, ...]:
         ids = {text: field for field, text in self._items(name, required=required)}
         for broker, field in ids.items():
-            self.check_broker_id(broker, f"{field}: ")
+            self.checked(check_broker_id, broker, f"{field}: ")
         return tuple(sorted(ids))
 
-    def check_broker_id(self, broker: str, where: str = "") -> None:
+    def checked(self, check: Callable[[str], _Checked], value: str, where: str = "") -> _Checked:
+        """Return what `check` makes of a value. `where` begins the problem."""
         try:
-            check_broker_id(broker)
+            return check(value)
         except InvalidName as error:
             raise self._wrong(f"{where}{error}") from None
 
@@ -617,19 +598,7 @@ class _Fields:
         value = self._left.pop(name, None)
         if not isinstance(value, str):
             raise self._wrong(f"{name} must be the name of a namespace")
-        return self.check_namespace(value)
-
-    def check_namespace(self, value: str) -> str:
-        try:
-            return check_namespace(value)
-        except InvalidName as error:
-            raise self._wrong(str(error)) from None
-
-    def check_bundle(self, value: str) -> None:
-        try:
-            parse_bundle(value)
-        except InvalidName as error:
-            raise self._wrong(str(error)) from None
+        return self.checked(check_namespace, value)
 
     def offsets(self, name: str) -> tuple[int, ...]:
         """Return a list of offsets, which may be empty."""
@@ -644,10 +613,7 @@ class _Fields:
             raise self._wrong(
                 f"{name} is {value!r:.80}, and must be a range such as 0x00000000_0x80000000"
             )
-        try:
-            return parse_range(value)
-        except InvalidName as error:
-            raise self._wrong(str(error)) from None
+        return self.checked(parse_range, value)
 
     def right(self, name: str) -> Right:
         value = self._left.pop(name, None)

@@ -5,7 +5,7 @@ reports, and who takes no part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -116,33 +116,6 @@ def test_costs_are_counted_in_calls() -> None:
     )
 
 
-def test_a_former_owners_report_counts_until_the_new_owner_reports(channel: Channel) -> None:
-    """The weight follows the bundle. The owner's own report replaces it, even if it is older."""
-    channel.accept(
-        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
-    )
-    channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
-    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
-    former = taken(channel, report("a", left=5), report("b", right=7), report("c"))
-    assert (IDLE_COST + 5,) == tuple(bundle.cost for bundle in broker_of(former, "c").bundles)
-    assert () == broker_of(former, "a").bundles
-    own = taken(
-        channel,
-        report("a", left=5),
-        report("b", right=7),
-        report("c", at_ms=NOW_MS - 9_000, left=80),
-    )
-    assert (IDLE_COST + 80,) == tuple(bundle.cost for bundle in broker_of(own, "c").bundles)
-
-
-def test_of_two_former_owners_the_newer_report_counts(channel: Channel) -> None:
-    reports = (report("a"), report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2))
-    for order in (reports, tuple(reversed(reports))):
-        assert (IDLE_COST + 3,) == tuple(
-            bundle.cost for bundle in broker_of(taken(channel, *order), "a").bundles
-        )
-
-
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
 def test_an_old_report_does_not_count(channel: Channel, at_ms: int) -> None:
     """A report that is too old, or too far in the future, weighs nothing and keeps its broker out
@@ -161,35 +134,72 @@ def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
     return {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
 
 
-def test_unnamed_bundles_share_the_rest_of_the_cost(channel: Channel) -> None:
-    """Unnamed bundles share the rest of their broker's cost. None costs less than an idle one."""
-    shared = taken(
-        channel,
-        report("a", whole=5, unnamed=2, unnamed_cost=100),
-        report("b", right=7),
-        report("c"),
-    )
-    assert {LEFT: 50.0, RIGHT: IDLE_COST + 7} == weighed_costs(shared)
-    nothing_left = taken(
-        channel, report("a", whole=5, unnamed=2, unnamed_cost=-5), report("b", right=7), report("c")
-    )
-    assert IDLE_COST == weighed_costs(nothing_left)[LEFT]
+A, B, C = report("a"), report("b", right=7), report("c")
+RIGHT_OF_B = IDLE_COST + 7
+COSTS: dict[str, tuple[bool, Sequence[Load], Mapping[str, float]]] = {
+    "of two former owners the newer report counts": (
+        False,
+        (A, report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2)),
+        {LEFT: IDLE_COST + 3, RIGHT: IDLE_COST + 1},
+    ),
+    "the weight follows a bundle to its new owner": (
+        True,
+        (report("a", left=5), B, C),
+        {LEFT: IDLE_COST + 5, RIGHT: RIGHT_OF_B},
+    ),
+    "the owner's own report replaces it, even if it is older": (
+        True,
+        (report("a", left=5), B, report("c", at_ms=NOW_MS - 9_000, left=80)),
+        {LEFT: IDLE_COST + 80, RIGHT: RIGHT_OF_B},
+    ),
+    "unnamed bundles share the rest of the cost of their broker": (
+        False,
+        (report("a", whole=5, unnamed=2, unnamed_cost=100), B, C),
+        {LEFT: 50.0, RIGHT: RIGHT_OF_B},
+    ),
+    "none costs less than an idle one": (
+        False,
+        (report("a", whole=5, unnamed=2, unnamed_cost=-5), B, C),
+        {LEFT: IDLE_COST, RIGHT: RIGHT_OF_B},
+    ),
+    "one that arrived unnamed after the report costs the mean of all bundles": (
+        False,
+        (A, report("b", right=50), report("c", whole=0, unnamed=3, unnamed_cost=60)),
+        {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50},
+    ),
+    # What it counted covers only a part of a period.
+    "so does one of a broker whose bundles have all just come": (
+        False,
+        (
+            report("a", unnamed=1, unnamed_cost=20),
+            report("b", right=50),
+            report("c", whole=0, unnamed=3, unnamed_cost=60),
+        ),
+        {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50},
+    ),
+    "where nothing is known all are idle": (
+        False,
+        (A, report("b"), C),
+        {LEFT: IDLE_COST, RIGHT: IDLE_COST},
+    ),
+}
 
 
-def test_a_bundle_of_unknown_cost_costs_the_mean(channel: Channel) -> None:
-    """A bundle that arrived after the report, from a broker that did not name it, costs the mean of
-    all bundles. So does one of a broker whose bundles have all just come: what that counted covers
-    only a part of a period.
-    """
-    reports = (report("a"), report("b", right=50), report("c", whole=0, unnamed=3, unnamed_cost=60))
-    snapshot = taken(channel, *reports)
-    assert {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
-    assert broker_of(snapshot, "a").barred is None
-    just_come = taken(channel, report("a", unnamed=1, unnamed_cost=20), *reports[1:])
-    assert weighed_costs(snapshot) == weighed_costs(just_come)
-    assert {LEFT: IDLE_COST, RIGHT: IDLE_COST} == weighed_costs(
-        taken(channel, report("a"), report("b"), report("c"))
-    )
+@pytest.mark.parametrize(("moves", "reports", "costs"), COSTS.values(), ids=COSTS.keys())
+def test_what_a_bundle_costs(
+    channel: Channel, reports: Sequence[Load], costs: Mapping[str, float], *, moves: bool
+) -> None:
+    """In whatever order the reports come. The left half may have moved from a to c."""
+    if moves:
+        incarnation = channel.incarnation("c")
+        channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=incarnation))
+        channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
+        channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+    for order in (reports, reports[::-1]):
+        snapshot = taken(channel, *order)
+        assert costs == weighed_costs(snapshot)
+        owner = "c" if moves else "a"
+        assert [LEFT] == [bundle.name for bundle in broker_of(snapshot, owner).bundles]
 
 
 FAULTS = {
@@ -299,7 +309,9 @@ def told_by(channel: Channel, *bundles: str) -> Snapshot:
 
 
 def test_the_view_defines_the_owners_of_reported_bundles(channel: Channel) -> None:
-    """The view defines who serves a reported bundle, and which ones must not move now."""
+    """The view defines who serves a reported bundle, and which ones must not move now. One that no
+    broker serves has no owner.
+    """
     snapshot = told_by(channel, LEFT, RIGHT, WHOLE)
     assert [("a", "b", "c"), {}] == [snapshot.live, snapshot.apart]
     assert [{LEFT: "a", RIGHT: "b"}, {RIGHT: "it has moved lately"}] == [
@@ -307,6 +319,8 @@ def test_the_view_defines_the_owners_of_reported_bundles(channel: Channel) -> No
         snapshot.resting,
     ]
     assert Candidates(allowed=("a", "b", "c")) == snapshot.candidates(LEFT)
+    for phase in ("free", "assigning"):
+        assert {} == told_by(channel_in(phase), WHOLE).owners
 
 
 def test_moving_bundles_rest_and_draining_brokers_are_apart(channel: Channel) -> None:
@@ -318,11 +332,6 @@ def test_moving_bundles_rest_and_draining_brokers_are_apart(channel: Channel) ->
     snapshot = told_by(channel, LEFT)
     assert ({LEFT: "a"}, {LEFT: "it is assigning already"}) == (snapshot.owners, snapshot.resting)
     assert {"b": "it drains, and moves its bundles away itself"} == snapshot.apart
-
-
-def test_a_bundle_that_no_broker_serves_has_no_owner() -> None:
-    for phase in ("free", "assigning"):
-        assert {} == told_by(channel_in(phase), WHOLE).owners
 
 
 def test_bundles_are_weighed_at_the_first_access(channel: Channel) -> None:
