@@ -81,19 +81,6 @@ class ChannelLost(DeadlineExceeded):
         )
 
 
-class BrokerIdTaken(OperatorError):
-    """Another process renews under the same broker id."""
-
-    def __init__(self, *, broker: str, incarnation: int) -> None:
-        """`incarnation` of `broker` is alive, and is another process."""
-        self.broker = broker
-        self.incarnation = incarnation
-        super().__init__(
-            f"the broker id {broker!r} is in use by a live broker (incarnation {incarnation}); stop"
-            " it, or choose another --id"
-        )
-
-
 class NotProposed(PeerError):
     """A broker could not append a proposal, or knows that its proposal will never be accepted."""
 

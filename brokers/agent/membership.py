@@ -25,11 +25,11 @@ from equipoise.brokers.agent.effects import ForgetInstanceIds, Refold, Stop, Wri
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import RETRY_DIVISOR
-from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
@@ -383,13 +383,12 @@ class Membership:
             return
         if self._strangers_renewals >= _RENEWALS_OF_A_LIVING_STRANGER:
             core.stopped = True
-            core.effects.append(
-                Stop(
-                    error=BrokerIdTaken(
-                        broker=core.broker, incarnation=core.view.brokers[core.broker].incarnation
-                    )
-                )
+            incarnation = core.view.brokers[core.broker].incarnation
+            problem = (
+                f"the broker id {core.broker!r} is in use by a live broker (incarnation"
+                f" {incarnation}); stop it, or choose another --id"
             )
+            core.effects.append(Stop(error=OperatorError(problem)))
             return
         instance_id = self._make_instance_id()
         if len(self._own_instance_ids) >= _OWN_INSTANCE_IDS_MAX:

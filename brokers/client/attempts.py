@@ -11,7 +11,7 @@ from typing import Final
 
 OUTCOME: Final = "X-Equipoise-Outcome"
 """The header of an answer that a worker gave in place of its program, if the request may be sent
-again: an `Outcome`."""
+again: an `RequestOutcome`."""
 
 FORWARDED_BY: Final = "X-Equipoise-Forwarded-By"
 """The header of a request that a worker forwarded to the owner of the key: the broker that
@@ -58,7 +58,7 @@ class Call:
         return f"an answer to {self.method} {self.path} for {self.namespace}/{self.key}"
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     """What is known about a request without an answer of the program: it was not executed, or it
     may have been.
     """
@@ -67,23 +67,23 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-def outcome_of(status: int, mark: str | None, *, is_to_peer: bool) -> Outcome | None:
+def outcome_of(status: int, mark: str | None, *, is_to_peer: bool) -> RequestOutcome | None:
     """Return what an answer says about its request; None if it is the answer of the program.
 
     `mark` is the header `OUTCOME`. `is_to_peer`: its `Location` is the same path at another
     address, as programs without a mark redirect.
     """
     if status == _MISDIRECTED or (status in _REDIRECTS and (mark is not None or is_to_peer)):
-        return Outcome.NOT_STARTED
-    marks = {outcome.value: outcome for outcome in Outcome}
+        return RequestOutcome.NOT_STARTED
+    marks = {outcome.value: outcome for outcome in RequestOutcome}
     return marks.get(mark or "") if status in _UNAVAILABLE else None
 
 
-def may_repeat(outcome: Outcome, *, is_idempotent: bool) -> bool:
+def may_repeat(outcome: RequestOutcome, *, is_idempotent: bool) -> bool:
     """Return whether to send a request again: it was certainly not executed, or may be executed
     twice.
     """
-    return outcome is Outcome.NOT_STARTED or is_idempotent
+    return outcome is RequestOutcome.NOT_STARTED or is_idempotent
 
 
 def pause_ms(failures: int, chance: float) -> int:

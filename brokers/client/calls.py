@@ -22,7 +22,7 @@ from equipoise.brokers.client.attempts import (
     OUTCOME,
     Breakers,
     Call,
-    Outcome,
+    RequestOutcome,
     may_repeat,
     outcome_of,
     pause_ms,
@@ -113,7 +113,7 @@ class _Failure:
     * `owner`: the address of the owner that the broker named.
     """
 
-    outcome: Outcome
+    outcome: RequestOutcome
     problem: str
     answer: Response | None = None
     is_misrouted: bool = False
@@ -252,7 +252,7 @@ class Calls:
         except _NOT_SENT as error:
             is_open = self._breakers.failed(address, _now_ms())
             return _Failure(
-                outcome=Outcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open
+                outcome=RequestOutcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open
             )
         except ValueError as error:
             raise CallerError(
@@ -260,7 +260,7 @@ class Calls:
             ) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._breakers.succeeded(address)
-            return _Failure(outcome=Outcome.UNKNOWN, problem=_problem(error))
+            return _Failure(outcome=RequestOutcome.UNKNOWN, problem=_problem(error))
         self._breakers.succeeded(address)
         owner = peer_in(answer.headers.get("Location", ""), url.raw_path_qs)
         outcome = outcome_of(

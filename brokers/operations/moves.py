@@ -40,7 +40,7 @@ from equipoise.brokers.operations.checks import (
 from equipoise.brokers.operations.outcomes import (
     PLACED_MS,
     Answer,
-    Outcome,
+    BundleOutcome,
     Outcomes,
     accepted_at,
     begun_by,
@@ -314,7 +314,7 @@ async def unload_all(port: Port, namespace: str, *, wait: bool = True) -> Answer
     return Answer(sentence=sentence, document=document, outcomes=found)
 
 
-async def transfer_batch(port: Port, moves: Sequence[Move]) -> Sequence[Outcome]:
+async def transfer_batch(port: Port, moves: Sequence[Move]) -> Sequence[BundleOutcome]:
     """Transfer bundles to the destinations of a plan, all at once, and wait until their owners keep
     them.
 

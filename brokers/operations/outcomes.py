@@ -123,7 +123,7 @@ def _failure(folded: Folded, view: View, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BundleOutcome:
     """What became of one bundle: `source` owned it before, `owner` owns it now under `token` (None:
     no owner).
 
@@ -173,15 +173,15 @@ class Answer:
 
     sentence: str
     document: Mapping[str, object]
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[BundleOutcome] = ()
 
     @property
-    def stuck(self) -> Sequence[Outcome]:
+    def stuck(self) -> Sequence[BundleOutcome]:
         """The bundles that are back at their source or have no owner."""
         return [outcome for outcome in self.outcomes if outcome.is_stuck]
 
     @property
-    def failed(self) -> Sequence[Outcome]:
+    def failed(self) -> Sequence[BundleOutcome]:
         """The `stuck` bundles that a destination refused."""
         return [outcome for outcome in self.stuck if outcome.is_refused]
 
@@ -283,10 +283,10 @@ class Outcomes:
         """Note bundles that their owners have opened under these tokens."""
         self._opened.update(tokens)
 
-    def of(self, name: str, view: View) -> Outcome:
+    def of(self, name: str, view: View) -> BundleOutcome:
         """Return what became of a bundle that had an owner."""
         source, problem = self._sources[name], self._refusals.get(name)
-        outcome = partial(Outcome, bundle=name, source=source, is_refused=problem is not None)
+        outcome = partial(BundleOutcome, bundle=name, source=source, is_refused=problem is not None)
         entry = view.bundles.get(name)
         if entry is None:
             return outcome(problem="it is gone: split, merged or deleted")
@@ -299,7 +299,7 @@ class Outcomes:
             ]
         return outcome(owner=owner, token=entry.token, problem=problem)
 
-    def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
+    def check(self, name: str, view: View, *, destination: str | None) -> BundleOutcome:
         """Return what became of a transferred bundle.
 
         Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is

@@ -316,11 +316,11 @@ class Metrics:
         return generate_latest(_Lean(self._registry))
 
 
-Outcome = tuple[str, str]
+ResultAndCause = tuple[str, str]
 Values = Mapping[tuple[str, ...], float]
 
 # Pulsar's counters are 0 from the start: a series that appears with its first event has no rate.
-_UNLOADS: Final[tuple[Outcome, ...]] = (
+_UNLOADS: Final[tuple[ResultAndCause, ...]] = (
     *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
     *(
         ("Skip", cause)
@@ -336,12 +336,12 @@ _UNLOADS: Final[tuple[Outcome, ...]] = (
     ),
     FAILURE,
 )
-_SPLITS: Final[tuple[Outcome, ...]] = (
+_SPLITS: Final[tuple[ResultAndCause, ...]] = (
     *(("Success", cause) for cause in ("Topics", "Sessions", "MsgRate", "Bandwidth", "Admin")),
     FAILURE,
 )
 # The outcomes of our own rounds.
-_ROUNDS: Final[Mapping[Kind, tuple[Outcome, ...]]] = {
+_ROUNDS: Final[Mapping[Kind, tuple[ResultAndCause, ...]]] = {
     "shed": _UNLOADS,
     "misplaced": (("Success", "Overloaded"),),
     "split": (*(("Success", excess.value) for excess in Excess), FAILURE, NOTHING),
@@ -379,8 +379,8 @@ class BalancingMetrics(Collector):
         self._rounds: Tally[tuple[str, ...]] = Tally(
             {(kind, *outcome): 0 for kind, outcomes in _ROUNDS.items() for outcome in outcomes}
         )
-        self._unloads: Tally[Outcome] = Tally(dict.fromkeys(_UNLOADS, 0))
-        self._splits: Tally[Outcome] = Tally(dict.fromkeys(_SPLITS, 0))
+        self._unloads: Tally[ResultAndCause] = Tally(dict.fromkeys(_UNLOADS, 0))
+        self._splits: Tally[ResultAndCause] = Tally(dict.fromkeys(_SPLITS, 0))
         self._unloaded_brokers = 0
         self._refused: Tally[str] = Tally()
         self._under_way = 0
@@ -551,11 +551,11 @@ class BalancingMetrics(Collector):
         )
 
 
-def _successes(counts: Mapping[Outcome, int]) -> int:
+def _successes(counts: Mapping[ResultAndCause, int]) -> int:
     return sum(count for (result, _), count in counts.items() if result == "Success")
 
 
-def _by_outcome(counts: Mapping[Outcome, int]) -> Values:
+def _by_outcome(counts: Mapping[ResultAndCause, int]) -> Values:
     # A dict of pairs is none of tuples.
     return {outcome: count for outcome, count in counts.items()}  # noqa: C416
 

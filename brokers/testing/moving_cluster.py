@@ -32,7 +32,7 @@ _EXAMPLES: Final = "equipoise.examples."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class AwaitedMove:
     """A move of `bundle` at the await point `number` of a run. `calls` lead to the await point, the
     outermost first.
     """
@@ -97,7 +97,7 @@ class MovingCluster(Cluster[S]):
         self._is_settling = False
         self._is_held = False
         self.points = 0
-        self.move: Move | None = None
+        self.move: AwaitedMove | None = None
         self.refusal: EquipoiseError | None = None
 
     def give(self, bundle: str, broker: str) -> None:
@@ -150,7 +150,7 @@ class MovingCluster(Cluster[S]):
         self.move = move
         return self._hold(move)
 
-    def _next_move(self, calls: Sequence[FrameSummary]) -> Move | None:
+    def _next_move(self, calls: Sequence[FrameSummary]) -> AwaitedMove | None:
         """Return the move to the next broker in order of names; None if the bundle cannot move
         now.
         """
@@ -162,7 +162,7 @@ class MovingCluster(Cluster[S]):
         if source is None or source not in brokers or len(brokers) == 1:
             return None
         destination = brokers[(brokers.index(source) + 1) % len(brokers)]
-        return Move(
+        return AwaitedMove(
             number=self.points + 1,
             bundle=bundle.name,
             source=source,
@@ -170,7 +170,7 @@ class MovingCluster(Cluster[S]):
             calls=calls,
         )
 
-    async def _hold(self, move: Move) -> None:
+    async def _hold(self, move: AwaitedMove) -> None:
         """Move the bundle, and return when `_settle` lets the held code go on."""
         transferring = transfer(
             self._port(), move.bundle, move.destination, wait=False, reason=_REASON

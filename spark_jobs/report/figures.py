@@ -103,7 +103,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ownership:
+class ServedTime:
     """The time during which one broker served one bundle, cut to the period.
 
     `how` is how it ended; None if it had not ended at the end of the archive.
@@ -124,7 +124,7 @@ class Lane:
     namespace: str
     bundle: str
     changes: int
-    ownerships: tuple[Ownership, ...]
+    ownerships: tuple[ServedTime, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

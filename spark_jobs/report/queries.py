@@ -31,10 +31,10 @@ from equipoise.spark_jobs.report.figures import (
     Grid,
     Lane,
     Moves,
-    Ownership,
     Period,
     Reason,
     Report,
+    ServedTime,
     SplitOrMerge,
     gravity,
 )
@@ -164,10 +164,10 @@ class Queries:
             .select("bundle", "broker", "from_ms", "to_ms", "how")
             .collect()
         )
-        found: dict[str, list[Ownership]] = defaultdict(list)
+        found: dict[str, list[ServedTime]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row["from_ms"], row["to_ms"])):
             found[row["bundle"]].append(
-                Ownership(
+                ServedTime(
                     broker=row["broker"] or "?",
                     from_ms=row["from_ms"],
                     to_ms=row["to_ms"],

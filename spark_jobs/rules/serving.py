@@ -49,7 +49,7 @@ Holder = tuple[int, int]
 
 
 @dataclass(slots=True, kw_only=True)
-class Ownership:
+class OwnershipOnLog:
     """An ownership. `since_ms` is the earliest time its record may have been written; `read_ms` is
     the log's time at that record.
     """
@@ -117,14 +117,14 @@ class Serving:
 
     known_from: int | None = None
     written_ms: int = 0
-    ownerships: list[Ownership] = field(default_factory=list)
+    ownerships: list[OwnershipOnLog] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Serving:
         """Return it from its JSON object."""
         ownerships, stretches = (
-            [Ownership(**each) for each in raw["ownerships"]],
+            [OwnershipOnLog(**each) for each in raw["ownerships"]],
             [Stretch(**each) for each in raw["stretches"]],
         )
         return cls(**{**raw, "ownerships": ownerships, "stretches": stretches})
@@ -164,7 +164,9 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
         if is_first and fact.before is not None and holder[0] < fact.offset:
             since_ms = 0  # The ownership began before the audit, so the time is unknown.
         serving.ownerships.append(
-            Ownership(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms)
+            OwnershipOnLog(
+                token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms
+            )
         )
         if len(serving.ownerships) > OWNERSHIPS_MAX:
             del serving.ownerships[0]
@@ -324,7 +326,7 @@ class StretchCase(NamedTuple):
     is_unowned: bool
 
     @property
-    def newer(self) -> Ownership | None:
+    def newer(self) -> OwnershipOnLog | None:
         """The first known ownership with a greater token."""
         return next(
             (each for each in self.serving.ownerships if each.token > self.stretch.token), None

@@ -23,7 +23,7 @@ from equipoise.brokers.client.attempts import (
     FORWARDED_BY,
     IDEMPOTENT,
     OUTCOME,
-    Outcome,
+    RequestOutcome,
     may_repeat,
     outcome_of,
     pause_ms,
@@ -254,7 +254,7 @@ class ByKey:
                         until_answer.close()
                     except OwnershipLost as error:
                         is_lost = True
-                        await _refuse(send, error, Outcome.UNKNOWN)
+                        await _refuse(send, error, RequestOutcome.UNKNOWN)
                 if not is_lost:
                     await send(message)
 
@@ -295,7 +295,7 @@ class ByKey:
                 outcome = outcome_of(
                     response.status, response.headers.get(OUTCOME), is_to_peer=False
                 )
-                if outcome is Outcome.NOT_STARTED and body.may_repeat:
+                if outcome is RequestOutcome.NOT_STARTED and body.may_repeat:
                     return f"it answered {response.status}"
                 has_answered = True
                 await send_answer(response, send)
@@ -308,7 +308,7 @@ class ByKey:
                 error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
             )
             if body.may_repeat and may_repeat(
-                Outcome.UNKNOWN if is_sent else Outcome.NOT_STARTED,
+                RequestOutcome.UNKNOWN if is_sent else RequestOutcome.NOT_STARTED,
                 is_idempotent=scope["method"] in IDEMPOTENT,
             ):
                 return problem
@@ -440,7 +440,7 @@ def _forwarder(scope: Message) -> str | None:
 async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
     query = scope["query_string"].decode("latin-1")
     location = f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}"
-    headers = {"location": location, OUTCOME.lower(): Outcome.NOT_STARTED.value}
+    headers = {"location": location, OUTCOME.lower(): RequestOutcome.NOT_STARTED.value}
     await refuse(
         send,
         HTTPStatus.TEMPORARY_REDIRECT,
@@ -451,7 +451,7 @@ async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
 
 
 async def _refuse(
-    send: Send, error: EquipoiseError, outcome: Outcome = Outcome.NOT_STARTED
+    send: Send, error: EquipoiseError, outcome: RequestOutcome = RequestOutcome.NOT_STARTED
 ) -> None:
     """Answer an error in place of the program."""
     status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -462,7 +462,7 @@ async def _refuse(
     elif isinstance(error, _Misdirected):
         status = HTTPStatus.MISDIRECTED_REQUEST
     elif isinstance(error, BrokerUnreachable) and error.in_doubt:
-        status, outcome = HTTPStatus.BAD_GATEWAY, Outcome.UNKNOWN
+        status, outcome = HTTPStatus.BAD_GATEWAY, RequestOutcome.UNKNOWN
     await refuse(
         send, status, str(error), type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value}
     )

@@ -10,7 +10,6 @@ from typing import Final
 from equipoise.brokers.agent.effects import Append, Effect
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
@@ -101,7 +100,7 @@ class Membership:
             if other.host.broker == host.broker and other.host is not host
         )
         if error is not None and (
-            not isinstance(error, BrokerIdTaken) or next(rivals, None) is None
+            "is in use by a live broker" not in str(error) or next(rivals, None) is None
         ):
             raise InvariantViolated(
                 invariant="section 4: nobody gives up without need",

@@ -12,7 +12,7 @@ from equipoise.brokers.client.attempts import (
     OPEN_MS,
     PAUSES_MS,
     Breakers,
-    Outcome,
+    RequestOutcome,
     may_repeat,
     outcome_of,
     pause_ms,
@@ -30,28 +30,28 @@ ADDRESS = "http://a"
         (404, "not-started", False, None),
         (303, "not-started", True, None),
         (307, None, False, None),
-        (307, None, True, Outcome.NOT_STARTED),
-        (308, "not-started", False, Outcome.NOT_STARTED),
-        (421, None, False, Outcome.NOT_STARTED),
+        (307, None, True, RequestOutcome.NOT_STARTED),
+        (308, "not-started", False, RequestOutcome.NOT_STARTED),
+        (421, None, False, RequestOutcome.NOT_STARTED),
         (503, None, True, None),
-        (503, "not-started", False, Outcome.NOT_STARTED),
-        (503, "unknown", False, Outcome.UNKNOWN),
-        (502, "unknown", False, Outcome.UNKNOWN),
+        (503, "not-started", False, RequestOutcome.NOT_STARTED),
+        (503, "unknown", False, RequestOutcome.UNKNOWN),
+        (502, "unknown", False, RequestOutcome.UNKNOWN),
         (503, "a foreign word", False, None),
     ],
 )
 def test_an_answer_says_what_is_known(
-    status: int, mark: str | None, is_to_peer: bool, outcome: Outcome | None
+    status: int, mark: str | None, is_to_peer: bool, outcome: RequestOutcome | None
 ) -> None:
     assert outcome is outcome_of(status, mark, is_to_peer=is_to_peer)
 
 
 def test_what_may_have_been_executed_is_repeated_only_where_that_does_no_harm() -> None:
     assert [True, True] == [
-        may_repeat(Outcome.NOT_STARTED, is_idempotent=either) for either in (False, True)
+        may_repeat(RequestOutcome.NOT_STARTED, is_idempotent=either) for either in (False, True)
     ]
     assert [False, True] == [
-        may_repeat(Outcome.UNKNOWN, is_idempotent=either) for either in (False, True)
+        may_repeat(RequestOutcome.UNKNOWN, is_idempotent=either) for either in (False, True)
     ]
 
 

@@ -25,10 +25,10 @@ from equipoise.spark_jobs.report.figures import (
     Grid,
     Lane,
     Moves,
-    Ownership,
     Period,
     Reason,
     Report,
+    ServedTime,
     SplitOrMerge,
 )
 from equipoise.spark_jobs.report.page import page, summary
@@ -78,8 +78,10 @@ FULL = replace(
                 bundle=BUNDLE,
                 changes=2,
                 ownerships=(
-                    Ownership(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
-                    Ownership(broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None),
+                    ServedTime(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+                    ServedTime(
+                        broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None
+                    ),
                 ),
             ),
         ),
@@ -366,7 +368,7 @@ def test_names_in_pictures_are_not_formulas(broker: str) -> None:
         bundle=f"t/{broker}/0x00000000_0x80000000",
         changes=1,
         ownerships=(
-            Ownership(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+            ServedTime(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
         ),
     )
     death = Death(

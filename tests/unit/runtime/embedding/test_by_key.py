@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, current_work
-from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome, outcome_of
+from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, RequestOutcome, outcome_of
 from equipoise.brokers.runtime.embedding.by_key import ByKey
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.testing.virtual_member import Member
@@ -115,7 +115,7 @@ def test_another_program_redirects_to_the_owner(cluster: Cluster[Pages]) -> None
         answer.status_code,
         answer.headers["Location"],
     )
-    assert Outcome.NOT_STARTED is outcome_of(
+    assert RequestOutcome.NOT_STARTED is outcome_of(
         answer.status_code, answer.headers[OUTCOME], is_to_peer=False
     )
     assert {"reason", "error"} == set(answer.json())
@@ -184,7 +184,7 @@ def test_without_an_owner_it_is_answered_503_and_may_be_repeated(
         answer.json()["error"],
     )
     assert "an owner for web/pages/home" in answer.json()["reason"]
-    assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
+    assert RequestOutcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
 
 
 def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(
@@ -207,7 +207,7 @@ def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(
         answer.json()["error"],
     )
     assert "all brokers stop or drain" in answer.json()["reason"]
-    assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
+    assert RequestOutcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
 
 
 def test_a_namespace_that_does_not_exist_is_404(equipoise_cluster: MakeCluster) -> None:
@@ -291,7 +291,7 @@ def test_an_answer_past_the_lease_is_replaced(
     answer = during(cluster, asyncio.Event(), meanwhile)
     if is_cut_off:
         assert (503, "OwnershipLost") == (answer.status_code, answer.json()["error"])
-        assert Outcome.UNKNOWN is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
+        assert RequestOutcome.UNKNOWN is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
     else:  # The lease was renewed.
         assert 200 == answer.status_code
 

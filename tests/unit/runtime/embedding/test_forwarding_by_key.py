@@ -14,7 +14,7 @@ from aiohttp import web
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome
+from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, RequestOutcome
 from equipoise.brokers.runtime.embedding import by_key as module
 from equipoise.brokers.runtime.embedding.by_key import ByKey
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send, end_to_end
@@ -197,7 +197,7 @@ async def test_a_request_that_may_have_been_executed_is_sent_again_only_if_it_is
     if method == "PUT":
         assert (207, 2) == (answer.status_code, len(owner.requests))
     else:
-        assert (502, "BrokerUnreachable", Outcome.UNKNOWN.value) == (
+        assert (502, "BrokerUnreachable", RequestOutcome.UNKNOWN.value) == (
             answer.status_code,
             answer.json()["error"],
             answer.headers[OUTCOME],
@@ -232,7 +232,7 @@ async def test_an_owner_that_refuses_for_too_long_is_503(monkeypatch: pytest.Mon
     owner = Owner(misdirected)
     async with program(owner) as client:
         answer = await client.post("/visits/home")
-    assert (503, Outcome.NOT_STARTED.value) == (answer.status_code, answer.headers[OUTCOME])
+    assert (503, RequestOutcome.NOT_STARTED.value) == (answer.status_code, answer.headers[OUTCOME])
     assert "of owner, which serves web/pages/home (it answered 421)" in answer.json()["reason"]
     assert 2 == len(owner.requests)
 
