@@ -51,18 +51,6 @@ def test_the_compacted_channel_has_the_last_record_of_each_key() -> None:
     assert {None} == {last[key]["value"] for key in last.keys() - compacted.keys()}
 
 
-def test_every_broker_that_reported_load_was_a_member() -> None:
-    members = {
-        broker
-        for line in read("members")
-        if str(line.get("path")).endswith("/brokers/local")
-        and isinstance(answer := line.get("answer"), list)
-        for broker in answer
-    }
-    for name in ("broker_load", "top_bundles"):
-        assert members == {line["key"] for line in read(name)}
-
-
 def test_nothing_names_a_machine_or_a_path() -> None:
     """Addresses are those of the loopback interface."""
     for path in FOLDER.glob("*.jsonl"):

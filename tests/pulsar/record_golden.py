@@ -79,17 +79,14 @@ def record(folder: Path) -> None:
             (CHANNEL, "channel"),
         ):
             running.enter_context(_followed(client, topic, folder / f"{name}.jsonl"))
-        members = running.enter_context(_members(cluster, folder / "members.jsonl"))
         _prepare(cluster)
         running.enter_context(
             _producing(client, [f"persistent://{SHOP}/t{number}" for number in range(TOPICS)])
         )
         for step in (_move, _unload, _race, _split, _kill, _add, _stop, _kill_leader, _delete):
-            members(f"step: {step.__name__[1:]}")
             _note(f"{step.__name__[1:]}")
             step(cluster)
         time.sleep(_TOMBSTONES_S)
-        members("step: compact")
         _compact(cluster)
         _read_compacted(
             running.enter_context(_client(cluster, temporary)), folder / "channel_compacted.jsonl"
@@ -312,54 +309,6 @@ def _producing(client: pulsar.Client, topics: Sequence[str]) -> Iterator[None]:
     finally:
         end.set()
         thread.join()
-
-
-@contextmanager
-def _members(cluster: RealCluster, path: Path) -> Iterator[Callable[[str], None]]:
-    """Write what brokers answer about members, whenever it changes, into a file while the body
-    runs. Yields a way to add a remark.
-    """
-    end, lock = threading.Event(), threading.Lock()
-    known: dict[tuple[str, str], bytes] = {}
-    with path.open("wb") as out:
-
-        def write(**row: object) -> None:
-            with lock:
-                out.write(orjson.dumps({"at_ms": time.time_ns() // 1_000_000, **row}) + b"\n")
-
-        def look() -> None:
-            while not end.wait(_POLL_S):
-                for broker in cluster.running:
-                    for what in (
-                        f"/brokers/{CLUSTER}",
-                        "/brokers/leaderBroker",
-                        f"/brokers/{CLUSTER}/{broker.id}/ownedNamespaces",
-                    ):
-                        row = _asked(broker, what)
-                        if known.get((broker.id, what)) != (
-                            known_now := orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
-                        ):
-                            known[broker.id, what] = known_now
-                            write(asked=broker.id, path=f"/admin/v2{what}", **row)
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield lambda text: write(remark=text)
-        finally:
-            end.set()
-            thread.join()
-
-
-def _asked(broker: Broker, path: str) -> dict[str, object]:
-    try:
-        answer = httpx.get(f"{broker.admin_url}/admin/v2{path}", timeout=60, follow_redirects=True)
-    except httpx.TransportError as error:
-        return {"error": type(error).__name__}
-    try:
-        return {"status": answer.status_code, "answer": answer.json()}
-    except ValueError:
-        return {"status": answer.status_code, "answer": answer.text}
 
 
 def _line(message: pulsar.Message) -> bytes:

@@ -14,7 +14,6 @@ from equipoise.brokers.pulsar.topics.topic import (
     TopicLimits,
     TopicState,
 )
-from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, Sent, SubscriptionKind
 
 NAME = "non-persistent://public/default/orders"
@@ -144,11 +143,6 @@ def delivered(outcome: Outcome) -> list[tuple[str, int]]:
 def receipted(outcome: Outcome) -> list[int]:
     """The entry ids of the receipts of an outcome."""
     return [receipt.entry_id for receipt in outcome.receipts]
-
-
-def refused_as(answer: object) -> ServerError | None:
-    """The error of a refusal, or None for another answer."""
-    return answer.error if isinstance(answer, Refusal) else None
 
 
 def block_of(metadata: bytes, payload: bytes = b"payload") -> bytes:

@@ -15,6 +15,9 @@
 * `c left`: what else a client has got by now, but for PINGs
 * `transfer to other`, `transfer orders-0 to other`: move the bundle of a topic, if it is not there
 * `owner has topics=1`: wait until a metric has a value
+* `owner loses its lease`; `owner limits orders`, `owner frees orders`: one more message of a topic
+  is published, and then none for an hour
+* `cli topics list public/default`: the command line, for brokers with `log=sqlite`
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ from typing import Any, Final
 import orjson
 import pytest
 
+from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from tests.pulsar.pulsar_speech import entry, framed, ping
 from tests.pulsar.wire_stage import BLOCKS, command_of, written
+from tests.unit.cli.fabricated import run
 from tests.unit.http.cluster import DEADLINE_S
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
@@ -59,7 +65,7 @@ _NOISE: Final = re.compile(
 )
 # What is another one each time: names, addresses and times.
 _GENERATED: Final = re.compile(
-    r"equipoise-\w+-[0-9a-f]{8}-\d+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.]+Z"
+    r"equipoise-\w+-[0-9a-f]{8}-\d+|(?<=offset )\d+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.]+Z"
 )
 
 
@@ -91,6 +97,9 @@ class ServiceStage:
         what, _, more = rest.partition(" ")
         if who == "brokers":
             await self._start(dict(word.split("=") for word in rest.split()))
+        elif who == "cli":
+            done = await asyncio.to_thread(run, *rest.split(), log=self._log_url)
+            return [f"exit {done.exit_code}"] * bool(done.exit_code) + done.output.splitlines()
         elif who == "transfer":
             topic, _, destination = rest.rpartition("to ")
             await self._transfer(_full(topic.strip()), self._members[destination])
@@ -105,6 +114,8 @@ class ServiceStage:
     async def _start(self, options: dict[str, str]) -> None:
         await self.close()
         self._started += 1
+        folder = self._folder / str(self._started)
+        self._log_url = f"sqlite:{folder}.db" if options.pop("log", "") else f"memory:{folder}"
         values: dict[str, Any] = {name: int(value) for name, value in options.items()}
         count = values.pop("count", 1)
         topics, service = (
@@ -113,8 +124,9 @@ class ServiceStage:
         )
         self._running = await self._parts.enter_async_context(
             brokers(
-                self._folder / str(self._started),
+                folder,
                 count=count,
+                log_url=self._log_url,
                 settings=Settings(topics=TopicLimits(**topics), **service),
                 config=values,
             )
@@ -134,10 +146,8 @@ class ServiceStage:
         self._clients[name] = client
 
     async def _of_member(self, member: Member, what: str, rest: str) -> list[str]:
-        if what == "has":
-            name, _, value = rest.partition("=")
-            while await member.metric(name) != float(value):  # noqa: ASYNC110 - a metric has no event
-                await asyncio.sleep(0.01)
+        if what in {"has", "loses", "limits", "frees"}:
+            await _meddle(member, what, rest)
             return []
         asked, _, shown = rest.partition(" | ")
         path, _, body = asked.partition(" ")
@@ -181,6 +191,22 @@ class ServiceStage:
                 line = line.replace(text, f"{text.partition(':')[0]}://{name}")
             line = line.replace(member.worker.broker_id, name)
         return _GENERATED.sub("generated", line)
+
+
+async def _meddle(member: Member, what: str, rest: str) -> None:
+    """Wait for a metric, or do to a broker what no client can."""
+    match what:
+        case "has":
+            name, _, value = rest.partition("=")
+            while await member.metric(name) != float(value):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        case "loses":
+            member.worker.agent.lease.lose()
+        case "limits":
+            bucket = Bucket(Rate(bytes=1, period_ms=3_600_000), now_ms=now_ms())
+            member.service.hosting.topics[_full(rest)].topic.publish_bucket = bucket
+        case "frees":
+            member.service.hosting.topics[_full(rest)].topic.publish_bucket = None
 
 
 def _full(topic: str) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import Result
 
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.pulsar.admin.partitions import Partitions
@@ -19,7 +17,6 @@ from equipoise.brokers.runtime.service import Ownership
 from equipoise.brokers.runtime.worker import Lookups
 from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.docs.openapi import operations
-from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
@@ -171,53 +168,6 @@ async def test_the_load_report_has_pulsars_names(running: Brokers) -> None:
     assert rates["msgThroughputOut"] == pytest.approx(2 * rates["msgThroughputIn"])
     assert rates["calls_per_second"] == pytest.approx(3 * rates["msgRateIn"])
     assert 3 == rates["sessions"]
-
-
-async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
-    log_url = f"sqlite:{tmp_path / 'channel.db'}"
-
-    async def ask(*words: str) -> Result:
-        return await asyncio.to_thread(command, "topics", *words, log=log_url)
-
-    async with brokers(tmp_path, count=2, log_url=log_url) as running:
-        await used(running, f"{TOPIC}-partition-1")
-        parts = f"{TOPIC} has 2 partitions\n"
-        assert parts == (await ask("create-partitioned-topic", TOPIC, "-p", "2")).stdout
-        again = await ask("create-partitioned-topic", TOPIC, "-p", "2")
-        assert (2, True) == (again.exit_code, "already exists" in again.stderr)
-        assert (
-            parts.replace("2", "3")
-            == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
-        )
-        await running.settled()
-        assert (
-            3
-            == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
-        )
-        assert [TOPIC] == json.loads(
-            (await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout
-        )
-        assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE)).stdout
-        bundle = running.bundle_of(f"{TOPIC}-partition-1").rpartition("/")[2]
-        assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE, "--bundle", bundle)).stdout
-        assert 1 == len(
-            json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"]
-        )
-        stats = json.loads(
-            (await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout
-        )
-        assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
-        gone = await ask("stats", f"{TOPIC}-nobody")
-        assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
-        busy = await ask("delete-partitioned-topic", TOPIC)
-        assert (2, True) == (busy.exit_code, "has 1 producers and 0 consumers" in busy.stderr)
-        assert 0 == (await ask("delete-partitioned-topic", TOPIC, "--force")).exit_code
-        await running.settled()
-        assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
-        await running.members[0].worker.stop()
-        assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
-    nobody = await ask("list", NAMESPACE)
-    assert (3, True) == (nobody.exit_code, "no broker is alive" in nobody.stderr)
 
 
 def bare(path: str) -> str:

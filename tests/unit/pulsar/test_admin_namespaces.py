@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from pathlib import Path
 
-from typer.testing import Result
-
 from equipoise.brokers.agent.requests import CreateNamespace, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.policies import pin_document
-from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.ranges import even_boundaries
-from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
@@ -26,27 +21,6 @@ from tests.unit.pulsar.wire_client import (
 )
 
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
-
-
-async def test_the_command_line_deletes_a_namespace_in_use_by_force_only(tmp_path: Path) -> None:
-    log_url = f"sqlite:{tmp_path / 'channel.db'}"
-
-    async def delete(*options: str) -> Result:
-        return await asyncio.to_thread(
-            command, "namespaces", "delete", NAMESPACE, *options, log=log_url
-        )
-
-    async with brokers(tmp_path, count=2, log_url=log_url) as running:
-        client = await running.owner_of().client()
-        await client.producer(1)
-        told = (
-            f"error: cannot delete namespace {NAMESPACE}: it has 1 topic in use, such as {TOPIC};"
-            " stop their clients, or use --force\n"
-        )
-        refused = await delete()
-        assert (ExitCode.REFUSED, told) == (refused.exit_code, refused.stderr)
-        assert "owned" in {bundle.phase for bundle in running.view.bundles_of(NAMESPACE)}
-        assert 0 == (await delete("--force")).exit_code
 
 
 @with_brokers(count=2)

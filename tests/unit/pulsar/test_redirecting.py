@@ -54,24 +54,6 @@ async def behind(source: Member, client: WireClient, *topics: str) -> None:
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_a_bundle_moves_before_its_consumers_do(running: Brokers) -> None:
-    """The new owner serves while a client still reads messages of the old one."""
-    source = running.owner_of()
-    destination = running.other_than(source)
-    client = await source.client()
-    await behind(source, client, TOPIC)
-    await running.transfer(destination)
-    await client.receive(T.PING)
-    assert destination.url == await client.located()
-    assert [] == client.names()
-    client.write(pong())
-    assert (
-        destination.url
-        == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
-    )
-
-
-@with_brokers(count=2, settings=PATIENT)
 async def test_two_bundles_wait_for_their_common_client(running: Brokers) -> None:
     source = running.owner_of()
     destination = running.other_than(source)
@@ -116,23 +98,6 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     answered_ms = now_ms()
     await client.receive(T.CLOSE_CONSUMER)
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
-
-
-@with_brokers(count=2)
-async def test_a_client_that_stalls_is_waited_for(running: Brokers) -> None:
-    """Its consumers stay until it has received its messages, whatever the load of its machine: it
-    would discard the rest.
-    """
-    source = running.owner_of()
-    client = await source.client()
-    await behind(source, client, TOPIC)
-    await running.transfer(running.other_than(source))
-    await client.receive(T.PING)
-    await asyncio.sleep(SLOW_S)
-    await client.located()
-    assert "CLOSE_CONSUMER" not in client.names()
-    client.write(pong())
-    await client.receive(T.CLOSE_CONSUMER)
 
 
 async def test_a_java_client_gets_its_time_for_each_bundle(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
 )
 from equipoise.channel.core.ranges import topic_hash
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, T, with_brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, with_brokers
 
 
 @with_brokers(bundles=1)
@@ -133,21 +133,6 @@ async def test_a_held_receipt_survives_a_merge(running: Brokers) -> None:
     assert "1" == (await there.receive_message())[2]
     assert 0 == await destination.metric("receipts_withheld_total")
     assert not client.is_closed
-
-
-@with_brokers()
-async def test_without_a_lease_there_is_no_receipt(running: Brokers) -> None:
-    """The producer must reconnect."""
-    (member,) = running.members
-    client = await member.client()
-    await client.consumer(1)
-    await client.producer(1)
-    member.worker.agent.lease.lose()
-    client.publish(1, 0, "unheard")
-    closed = (await client.receive(T.CLOSE_PRODUCER)).close_producer
-    assert (1, "") == (closed.producer_id, closed.assignedBrokerServiceUrl)
-    assert [] == [name for name in client.names() if name in {"SEND_RECEIPT", "MESSAGE"}]
-    assert 1 == await member.metric("receipts_withheld_total")
 
 
 @with_brokers(count=2)

@@ -14,7 +14,6 @@ from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.system.deadline import Deadline
-from tests.pulsar.pulsar_speech import entry, send
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import (
@@ -73,16 +72,6 @@ async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_without_a_lease_permits_deliver_nothing(running: Brokers) -> None:
-    destination, there = await holding(running)
-    destination.worker.agent.lease.lose()
-    there.flow(1, 10)
-    assert 0 == await there.partitions(TOPIC)
-    assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-    assert 0 == destination.service.counts.delivered
-
-
-@with_brokers(count=2, settings=PATIENT)
 async def test_permits_without_a_lease_take_effect_with_the_next_lease(running: Brokers) -> None:
     destination, there = await holding(running)
     lease = destination.worker.agent.lease
@@ -115,38 +104,6 @@ async def test_an_entry_that_fails_its_second_check_is_not_delivered(running: Br
     await there.receive(T.CLOSE_PRODUCER)
     assert 0 == await there.partitions(TOPIC)
     assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-
-
-@with_brokers(count=2, settings=PATIENT)
-async def test_a_send_error_behind_withheld_receipts_is_withheld_too(running: Brokers) -> None:
-    destination, there = await holding(running)
-    destination.worker.agent.lease.lose()
-    damaged = bytearray(send(1, 2, entry(b"x")))
-    damaged[-1] ^= 1
-    there.write(bytes(damaged))
-    await there.receive(T.CLOSE_PRODUCER)
-    assert [] == [name for name in there.names() if name in {"SEND_ERROR", "SEND_RECEIPT"}]
-
-
-@with_brokers(count=2, settings=PATIENT)
-async def test_an_entry_without_a_receipt_leaves_with_its_producer(running: Brokers) -> None:
-    """The producer sends it to the next owner again, which delivers it once."""
-    destination, there = await holding(running)
-    source = running.other_than(destination)
-    leaving = await destination.client()
-    await leaving.producer(1, name="leaving")
-    leaving.publish(1, 0, "again")
-    await leaving.located()
-    leaving.vanish()
-    await metric_becomes(destination, "producers", 1)
-    await running.transfer(source)
-    await there.receive(T.CLOSE_PRODUCER)
-    back = await source.client()
-    await back.producer(1, name="leaving", epoch=1)
-    back.publish(1, 0, "again")
-    back.publish(1, 1, "last")
-    await back.consumer(1, name="me")
-    assert ["again", "last"] == [(await back.receive_message())[2] for _ in range(2)]
 
 
 @with_brokers(count=2, settings=HASTY)

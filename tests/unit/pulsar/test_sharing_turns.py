@@ -17,15 +17,11 @@ from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.session import Session
-from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.clients import Producer
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
-from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
 from equipoise.brokers.runtime.worker import Lookups
 from tests.pulsar.pulsar_speech import connect, entry, ping, producer, send
-from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
 
 # One read of uvloop.
@@ -129,21 +125,6 @@ async def test_half_a_frame_is_acknowledged_at_once(
         assert [1] == options
 
 
-async def test_messages_are_dropped_for_a_consumer_that_stalls(tmp_path: Path) -> None:
-    async with brokers(
-        tmp_path, settings=Settings(topics=TopicLimits(permits_wait_ms=1))
-    ) as running:
-        (member,) = running.members
-        publisher, subscriber = await member.client(), await member.client()
-        await subscriber.consumer(1, permits=1)
-        await publisher.producer(1)
-        for number in range(5):
-            publisher.publish(1, number, f"{number}")
-        for number in range(5):
-            await publisher.receipt(1, number)
-        assert 4 == await member.metric("messages_dropped_total")
-
-
 def throttle(member: Member, topic: str = TOPIC) -> None:
     """Allow one more message on a topic, and then none for hours."""
     bucket = Bucket(Rate(bytes=1, period_ms=3_600_000), now_ms=now_ms())
@@ -199,41 +180,6 @@ async def test_a_throttled_client_that_leaves_costs_nothing(
         assert 0 == await member.metric("producers")
 
 
-async def test_a_throttled_client_keeps_its_name(tmp_path: Path) -> None:
-    """Its PONG is not read."""
-    async with brokers(tmp_path, settings=Settings(probe_ms=50)) as running:
-        (member,) = running.members
-        holder, other = await member.client(), await member.client()
-        await holder.producer(1, name="mine")
-        throttle(member)
-        holder.write(messages(*"abcd"))
-        await holder.receipt(1, 0)
-        other.ask_producer(1, name="mine", epoch=1)
-        assert ServerError.ProducerBusy == (await other.receive(T.ERROR)).error.error
-        release(member)
-        for number in range(1, 4):
-            await holder.receipt(1, number)
-
-
-async def test_each_topic_of_a_connection_keeps_its_rate(tmp_path: Path) -> None:
-    other = f"{TOPIC}-other"
-    async with brokers(tmp_path) as running:
-        (member,) = running.members
-        publisher = await member.client()
-        for producer_id, topic in ((1, TOPIC), (2, other)):
-            await publisher.producer(producer_id, topic)
-            throttle(member, topic)
-        publisher.write(messages("a", "b") + messages("c", "d", producer_id=2))
-        await several_turns(member)
-        assert 1 == member.service.counts.published
-        release(member)
-        await publisher.receipt(2, 0)
-        await several_turns(member)
-        assert 3 == member.service.counts.published
-        release(member, other)
-        await publisher.receipt(2, 1)
-
-
 async def test_what_waits_is_not_published_for_a_producer_that_was_removed(tmp_path: Path) -> None:
     """Its client sends it again."""
     async with brokers(tmp_path) as running:
@@ -277,20 +223,3 @@ async def test_nothing_waits_for_a_client_that_left_meanwhile(
         publisher.publish(1, 0, "a")
         await publisher.closed()
     assert [0] == waiting
-
-
-async def test_a_throttled_client_that_vanishes_is_noticed(tmp_path: Path) -> None:
-    """Nothing is read from it, but PINGs are written."""
-    async with brokers(
-        tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}
-    ) as running:
-        (member,) = running.members
-        publisher = await member.client()
-        await publisher.producer(1)
-        throttle(member)
-        publisher.write(messages("a", "b"))
-        await publisher.receipt(1, 0)
-        for _ in range(3):
-            await publisher.receive(T.PING)
-        publisher.vanish()
-        await metric_becomes(member, "connections", 0)
