@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import sys
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
-from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Final
 
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.runtime.broker import Broker
@@ -20,26 +19,17 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
-from tests.benchmarks.frame import Figures, report, summary
+from tests.benchmarks.frame import report, summary
 from tests.unit.runtime.service_bench import Plain
 
 PROCESSES, WORKERS = 4, 25
-BUNDLES = 400
+BUNDLES: Final = 400
 WINDOWS, WINDOW_S = 6, 5.0
-TIMEOUT_MS = 120_000
-SETTLE_S = 5.0
-NAMESPACE = "bench/idle"
+TIMEOUT_MS: Final = 120_000
+SETTLE_S: Final = 5.0
+NAMESPACE: Final = "bench/idle"
 
 _spawn = multiprocessing.get_context("spawn")
-
-
-class Step(Enum):
-    """What a process is told to do."""
-
-    JOIN = "join"
-    SHARE = "share"
-    MEASURE = "measure"
-    END = "end"
 
 
 def all_owned(view: View) -> bool | None:
@@ -48,114 +38,60 @@ def all_owned(view: View) -> bool | None:
     return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
 
 
-async def run_workers(folder: Path, number: int, connection: Connection) -> None:
-    """One process: do what the parent says, step by step, and say when it is done."""
-    workers: list[Member] = []
-    while (step := await asyncio.to_thread(connection.recv)) != Step.END:
-        if step is Step.JOIN:
-            workers = [await joined(folder, number, worker) for worker in range(WORKERS)]
-            connection.send(None)
-        elif step is Step.SHARE:
-            boundaries = even_boundaries(BUNDLES)
-            first = workers[0].worker
-            await first.request(
-                CreateNamespace(name=NAMESPACE, boundaries=boundaries), timeout_ms=TIMEOUT_MS
-            )
-            await first.until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
-            connection.send(None)
-        else:
-            connection.send(await measure())
-    for member in workers:
-        await member.abort()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A broker without HTTP, and the worker that it started."""
-
-    broker: Broker
-    worker: Worker
-
-    async def abort(self) -> None:
-        """End it without a word, as if its process had died."""
-        await self.worker.abort()
-        await self.broker.__aexit__(None, None, None)
-
-
-async def joined(folder: Path, number: int, worker: int) -> Member:
-    """A worker that has joined."""
-    broker = Broker(config_of(folder, number, worker), {"*": Plain()}, advertised_addresses={})
-    again = Member(broker=broker, worker=await broker.__aenter__())
-    await again.worker.ready(timeout_ms=TIMEOUT_MS)
-    return again
-
-
-async def measure() -> list[float]:
-    """The cost of this process, in percent of a core, window by window."""
-    percents: list[float] = []
+async def run_workers(folder: Path, number: int, ready: Barrier, results: Queue[float]) -> None:
+    """Join, share bundles out with all others, and tell the cost of this process in percent of a
+    core, window by window.
+    """
+    workers = list[Worker]()
+    for place in range(WORKERS):
+        name = f"broker-{number}-{place}"
+        config = WorkerConfig(
+            log_url=f"sqlite:{folder}/channel.db",
+            data_dir=folder / name,
+            broker_id=name,
+            http_port=0,
+        )
+        broker = Broker(config, {"*": Plain()}, advertised_addresses={})
+        workers.append(await broker.__aenter__())
+        await workers[-1].ready(timeout_ms=TIMEOUT_MS)
+    await asyncio.to_thread(ready.wait)
+    if not number:
+        creation = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES))
+        await workers[0].request(creation, timeout_ms=TIMEOUT_MS)
+    await workers[0].until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
+    await asyncio.sleep(SETTLE_S)
     for _ in range(WINDOWS):
         began, began_cpu = time.perf_counter(), time.process_time()
         await asyncio.sleep(WINDOW_S)
-        percents.append((time.process_time() - began_cpu) / (time.perf_counter() - began) * 100)
-    return percents
+        results.put((time.process_time() - began_cpu) / (time.perf_counter() - began) * 100)
+    await asyncio.to_thread(ready.wait)
 
 
-def config_of(folder: Path, number: int, worker: int) -> WorkerConfig:
-    """One of the hundred."""
-    broker = f"broker-{number}-{worker}"
-    return WorkerConfig(
-        log_url=f"sqlite:{folder}/channel.db",
-        data_dir=folder / broker,
-        broker_id=broker,
-        http_port=0,
-    )
+def process(folder: Path, number: int, ready: Barrier, results: Queue[float]) -> None:
+    """Run one process, which ends without a word, as if it had died."""
+    asyncio.run(run_workers(folder, number, ready, results))
+    os._exit(0)
 
 
-def process(folder: Path, number: int, connection: Connection) -> None:
-    """The entry of one process."""
-    asyncio.run(run_workers(folder, number, connection))
-
-
-def tell(pipe: Connection, step: Step) -> None:
-    """Have one process do a step."""
-    pipe.send(step)
-    pipe.recv()
-
-
-def measured(pipes: Sequence[Connection]) -> dict[str, Figures]:
-    """Let all join, one after the other, and measure all at the same time."""
-    for pipe in pipes:
-        tell(pipe, Step.JOIN)
-        print(f"idle: joined, one process of {PROCESSES}", file=sys.stderr)
-    tell(pipes[0], Step.SHARE)
-    time.sleep(SETTLE_S)
-    for pipe in pipes:
-        pipe.send(Step.MEASURE)
-    percents = [percent for pipe in pipes for percent in pipe.recv()]
-    return {"cpu_per_process": summary(percents, "% of one core")}
-
-
-def measure_all(folder: Path) -> dict[str, Figures]:
-    """Start the processes, measure, and end them."""
-    pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
+def measure(folder: Path) -> dict[str, object]:
+    """Measure all processes at the same time."""
+    ready, results = _spawn.Barrier(PROCESSES), _spawn.Queue()
     children = [
-        _spawn.Process(target=process, args=(folder, number, pair[1]), daemon=True)
-        for number, pair in enumerate(pairs)
+        _spawn.Process(target=process, args=(folder, number, ready, results), daemon=True)
+        for number in range(PROCESSES)
     ]
     for child in children:
         child.start()
-    results = measured([ours for ours, _ in pairs])
-    for ours, _ in pairs:
-        ours.send(Step.END)
+    percents = [results.get() for _ in range(PROCESSES * WINDOWS)]
     for child in children:
         child.join(timeout=TIMEOUT_MS / 1_000)
-    return results
+    return {"cpu_per_process": summary(percents, "% of one core")}
 
 
 if __name__ == "__main__":
     report(
         "idle",
-        measure_all,
+        measure,
         f"{PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS} windows of"
         f" {WINDOW_S} s",
     )
