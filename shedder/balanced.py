@@ -45,22 +45,13 @@ from typing import ClassVar, Final
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted, Stay
 from equipoise.shedder.policy import ANY, SOME, Measure, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_duration, format_percent
-from equipoise.shedder.snapshot import RESTS, Snapshot, WeighedBroker, WeighedBundle
-
-ASKED_MAX: Final = 500_000
-"""The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes
-half a microsecond per broker."""
-
-LOOKS_MAX: Final = 500_000
-"""The most lookups of cached answers per plan. Each takes half a microsecond."""
+from equipoise.shedder.snapshot import RESTS, AskedRules, Snapshot, WeighedBroker, WeighedBundle
 
 # A broker with less than this part of its share, of load and of bundles, is filled.
 _FAR_RATIO: Final = 0.5
-_EQUAL_RATIO: Final = (
-    # Costs are equal if their standard deviation is at most this share of their mean: counts of few
-    # calls vary as much.
-    0.15
-)
+# Costs are equal if their standard deviation is at most this share of their mean: counts of few
+# calls vary as much.
+_EQUAL_RATIO: Final = 0.15
 _GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
@@ -161,7 +152,7 @@ class BalancedShedder(Policy):
         if helped:
             cluster.budget = (self.churn_max - known.churn) * cluster.cost
             duration_ms = median(known.durations_ms) if known.durations_ms else None
-            moves = self._moves(cluster, helped, _Rules(snapshot), duration_ms=duration_ms)
+            moves = self._moves(cluster, helped, AskedRules(snapshot), duration_ms=duration_ms)
             known = replace(
                 known,
                 churn=known.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
@@ -245,7 +236,7 @@ class BalancedShedder(Policy):
         self,
         cluster: _Cluster,
         helped: Sequence[_LoadedBroker],
-        rules: _Rules,
+        rules: AskedRules,
         *,
         duration_ms: float | None,
     ) -> list[Move]:
@@ -275,7 +266,7 @@ class BalancedShedder(Policy):
         return moves
 
     def _best_move(
-        self, worst: _LoadedBroker, cluster: _Cluster, rules: _Rules
+        self, worst: _LoadedBroker, cluster: _Cluster, rules: AskedRules
     ) -> tuple[WeighedBundle, _LoadedBroker, _LoadedBroker] | None:
         """Return the bundle that helps `worst`, with its source and destination; None if no move
         helps.
@@ -651,43 +642,11 @@ class _Cluster:
         )
 
 
-class _Rules:
-    """Cached answers of the rules, asked once per bundle. Past the bounds, every further bundle is
-    refused in this plan.
-    """
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        # By bundle: allowed brokers, and refusals.
-        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}
-        self._looks = 0
-
-    @property
-    def has_reached_bound(self) -> bool:
-        """Whether this plan has reached a bound."""
-        return self._looks >= LOOKS_MAX or len(self._known) * len(self._snapshot.live) >= ASKED_MAX
-
-    def refusal(self, bundle: str, broker: str) -> str | None:
-        """Return why `broker` may not have `bundle`; None if it may."""
-        if self._snapshot.rules is None:
-            return None
-        self._looks += 1
-        if bundle not in self._known:
-            if self.has_reached_bound:
-                return "the round has reached its limit of rule checks"
-            candidates = self._snapshot.candidates(bundle)
-            self._known[bundle] = frozenset(candidates.allowed), candidates.refused
-        allowed, refused = self._known[bundle]
-        return (
-            None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
-        )
-
-
 def _worth_moving(
     source: _LoadedBroker,
     destination: _LoadedBroker,
     cluster: _Cluster,
-    rules: _Rules,
+    rules: AskedRules,
     *,
     settle_ratio: float,
 ) -> WeighedBundle | None:

@@ -48,6 +48,13 @@ _Barred = Callable[[BundleEntry], str | None]
 
 _DRAINING: Final = "it drains, and moves its bundles away itself"
 
+ASKED_MAX: Final = 500_000
+"""The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes
+half a microsecond per broker."""
+
+LOOKS_MAX: Final = 500_000
+"""The most lookups of cached answers per plan. Each takes half a microsecond."""
+
 RESTS: Final = "it has moved lately"
 """Why a bundle that rests stays."""
 
@@ -182,6 +189,38 @@ class Snapshot:
     def candidates(self, bundle: str) -> Candidates:
         """Return the brokers that may take `bundle`."""
         return Candidates(allowed=self.live) if self.rules is None else self.rules(bundle)
+
+
+class AskedRules:
+    """The answers of a snapshot's rules, asked once per bundle. Past the bounds, every further
+    bundle is refused.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        # By bundle: allowed brokers, and refusals.
+        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}
+        self._looks = 0
+
+    @property
+    def has_reached_bound(self) -> bool:
+        """Whether this plan has reached a bound."""
+        return self._looks >= LOOKS_MAX or len(self._known) * len(self._snapshot.live) >= ASKED_MAX
+
+    def refusal(self, bundle: str, broker: str) -> str | None:
+        """Return why `broker` may not have `bundle`; None if it may."""
+        if self._snapshot.rules is None:
+            return None
+        self._looks += 1
+        if bundle not in self._known:
+            if self.has_reached_bound:
+                return "the round has reached its limit of rule checks"
+            candidates = self._snapshot.candidates(bundle)
+            self._known[bundle] = frozenset(candidates.allowed), candidates.refused
+        allowed, refused = self._known[bundle]
+        return (
+            None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
+        )
 
 
 def costs_of(loads: Iterable[BundleLoad]) -> list[float]:

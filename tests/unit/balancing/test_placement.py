@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from equipoise.brokers.balancing.placement import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import bundle_name, even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BundleTraffic, Load
 from tests.channels.folding import Channel
@@ -120,33 +122,123 @@ def test_round_robin_continues_with_the_next_broker() -> None:
     assert ["c", "a"] == list(placed(channel, robin, bundles[2:]).values())
 
 
+FOUR = [bundle_name(NS, low, high) for low, high in pairwise(even_boundaries(4))]
+HUNDREDS = dict.fromkeys(FOUR, 100.0)
+TENS = dict(zip(FOUR, (10.0, 60.0, 20.0, 10.0), strict=True))
+LIES = (math.nan, -1.0, math.inf, 1e300)
+PLACED: dict[str, tuple[Sequence[Member | str], int, Placement, str]] = {
+    # A placed bundle counts at once, with the rate that its last broker reported.
+    "the fewest messages decide, for the heaviest first": (
+        ("a", "b", "dead"),
+        4,
+        LeastLongTermMessageRate(
+            loads={
+                "a": load(messages=100),
+                "b": load(messages=130),
+                "dead": load(messages=100, bundles=TENS),
+            }
+        ),
+        "4000:a 8000:b 0000:b c000:a",
+    ),
+    "an overloaded broker comes last": (
+        "ab",
+        1,
+        LeastLongTermMessageRate(loads={"a": load(0.86, messages=1), "b": load(0.5, messages=100)}),
+        "0000:b",
+    ),
+    "if all are overloaded, the fewest messages decide again": (
+        "ab",
+        1,
+        LeastLongTermMessageRate(loads={"a": load(0.86, messages=1), "b": load(0.9, messages=100)}),
+        "0000:a",
+    ),
+    # Each bundle adds its share of its last broker's use, so that a batch ends even.
+    "the least used broker is chosen for each bundle": (
+        ("a", "b", "dead"),
+        4,
+        LeastResourceUsageWithWeight(
+            loads={
+                "a": load(0.1, throughput=1),
+                "b": load(0.3, throughput=9),
+                "dead": load(0.8, throughput=400, bundles=HUNDREDS),
+            }
+        ),
+        "0000:a 4000:b 8000:a c000:b",
+    ),
+    # It gets something, but not everything.
+    "a broker that has just joined counts as the mean": (
+        ("a", "b", "new"),
+        4,
+        LeastResourceUsageWithWeight(
+            loads={"a": load(0.5, throughput=400, bundles=HUNDREDS), "b": load(0.5)}
+        ),
+        "0000:a 4000:b 8000:new c000:a",
+    ),
+    # The heaviest goes first, by capacity. A bundle of unknown cost counts as the mean.
+    "the cost of the balanced shedder": (
+        (Member(broker="small"), Member(broker="large", capacity=300)),
+        4,
+        LeastCost(
+            loads={
+                "small": reported("small", cost=0),
+                "large": reported("large", cost=0),
+                "dead": reported(
+                    "dead", cost=60, costs=dict(zip(FOUR[:3], (10.0, 40.0, 10.0), strict=True))
+                ),
+            }
+        ),
+        "4000:large c000:large 0000:small 8000:small",
+    ),
+    # A broker with impossible figures counts as one without a report.
+    **{
+        f"a use of {lie}": (
+            "abc",
+            1,
+            LeastResourceUsageWithWeight(loads={"a": load(lie), "b": load(0.2), "c": load(0.4)}),
+            "0000:b",
+        )
+        for lie in LIES
+    },
+    **{
+        f"{lie} messages": (
+            "abc",
+            1,
+            LeastLongTermMessageRate(
+                loads={
+                    "a": load(messages=lie),
+                    "b": load(messages=5),
+                    "c": load(messages=9),
+                }
+            ),
+            "0000:b",
+        )
+        for lie in LIES
+    },
+    **{
+        f"a cost of {lie}": (
+            "ab",
+            4,
+            LeastCost(loads={"a": reported("a", cost=lie), "b": reported("b", cost=10)}),
+            "0000:a 4000:b 8000:a c000:b",
+        )
+        for lie in (-1e9, math.nan, math.inf)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("brokers", "bundles", "strategy", "expected"), PLACED.values(), ids=PLACED.keys()
+)
+def test_where_bundles_go(
+    brokers: Sequence[Member | str], bundles: int, strategy: Placement, expected: str
+) -> None:
+    channel = ruled_channel(brokers, {NS: None}, bundles=bundles)
+    if "dead" in brokers:
+        channel.die("dead")
+    assert expected == " ".join(f"{low}:{name}" for low, name in placed(channel, strategy).items())
+
+
 # --- message rates ---
-
-
-def test_the_fewest_messages_decide() -> None:
-    """A placed bundle counts at once, with the rate that its last broker reported. The heaviest is
-    placed first.
-    """
-    channel = ruled_channel(["a", "b", "dead"], {NS: None}, bundles=4)
-    first, second, third, fourth = names(channel)
-    loads = {
-        "a": load(messages=100),
-        "b": load(messages=130),
-        "dead": load(messages=100, bundles={first: 10, second: 60, third: 20, fourth: 10}),
-    }
-    channel.die("dead")
-    assert {"4000": "a", "8000": "b", "0000": "b", "c000": "a"} == placed(
-        channel, LeastLongTermMessageRate(loads=loads)
-    )
-
-
-def test_an_overloaded_broker_comes_last() -> None:
-    """If all are overloaded, the fewest messages decide again."""
-    channel = ruled_channel(["a", "b"], {NS: None})
-    loads = {"a": load(0.86, messages=1), "b": load(0.5, messages=100)}
-    assert ["b"] == list(placed(channel, LeastLongTermMessageRate(loads=loads)).values())
-    both = {"a": load(0.86, messages=1), "b": load(0.9, messages=100)}
-    assert ["a"] == list(placed(channel, LeastLongTermMessageRate(loads=both)).values())
 
 
 def test_pulsar_draws_among_equals() -> None:
@@ -186,43 +278,6 @@ def test_candidates_are_used_less_than_the_mean(
     assert list(expected) == list(choose_among("abc", used, margin))
 
 
-def test_the_least_used_broker_is_chosen_for_each_bundle() -> None:
-    """Each bundle adds its share of its last broker's use, so that a batch ends even."""
-    channel = ruled_channel(["a", "b", "dead"], {NS: None}, bundles=4)
-    bundles = dict.fromkeys(names(channel), 100.0)
-    loads = {
-        "a": load(0.1, throughput=1),
-        "b": load(0.3, throughput=9),
-        "dead": load(0.8, throughput=400, bundles=bundles),
-    }
-    channel.die("dead")
-    assert ["a", "b", "a", "b"] == list(
-        placed(channel, LeastResourceUsageWithWeight(loads=loads)).values()
-    )
-
-
-def test_a_broker_without_a_report_counts_as_the_mean() -> None:
-    """A broker that has just joined gets something, but not everything."""
-    channel = ruled_channel(["a", "b", "new"], {NS: None}, bundles=4)
-    bundles = dict.fromkeys(names(channel), 100.0)
-    loads = {"a": load(0.5, throughput=400, bundles=bundles), "b": load(0.5)}
-    assert (
-        1
-        <= Counter(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())["new"]
-        <= 2
-    )
-
-
-def test_an_implausible_report_does_not_count() -> None:
-    """A broker with impossible figures counts as one without a report."""
-    channel = ruled_channel(["a", "b", "c"], {NS: None})
-    for lie in (float("nan"), -1.0, float("inf"), 1e300):
-        used = {"a": load(lie), "b": load(0.2), "c": load(0.4)}
-        assert ["b"] == list(placed(channel, LeastResourceUsageWithWeight(loads=used)).values())
-        messages = {"a": load(messages=lie), "b": load(messages=5), "c": load(messages=9)}
-        assert ["b"] == list(placed(channel, LeastLongTermMessageRate(loads=messages)).values())
-
-
 def test_hardly_any_throughput_makes_no_infinite_weight() -> None:
     """No weight is NaN or infinite."""
     channel = ruled_channel(["a", "b"], {NS: None})
@@ -257,31 +312,6 @@ def test_a_bundle_that_moved_after_the_reports_counts_at_its_new_broker() -> Non
     ).carried
     scale = by_messages({**loads, "a": replace(told, bundle_count=5)}).scale(channel.view)
     assert ({"a": 180.0, "b": 50.0 + 60.0 + 40.0}, 40.0) == (scale.carried, scale.weight(fourth))
-
-
-def test_least_cost_places_by_the_cost_of_the_balanced_shedder() -> None:
-    """The heaviest goes first, by capacity. A bundle of unknown cost counts as the mean."""
-    channel = ruled_channel(
-        [Member(broker="small"), Member(broker="large", capacity=300)], {NS: None}, bundles=4
-    )
-    loads = {
-        "small": reported("small", cost=0),
-        "large": reported("large", cost=0),
-        "dead": reported(
-            "dead", cost=60, costs=dict(zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))
-        ),
-    }
-    assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(
-        channel, LeastCost(loads=loads)
-    )
-
-
-def test_an_impossible_cost_attracts_no_bundles() -> None:
-    """A broker with an impossible cost counts as one without a report."""
-    for cost in (-1e9, math.nan, math.inf):
-        channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
-        loads = {"a": reported("a", cost=cost), "b": reported("b", cost=10)}
-        assert {"a": 2, "b": 2} == Counter(placed(channel, LeastCost(loads=loads)).values())
 
 
 def test_between_equals_the_fewest_bundles_decide_and_then_the_name() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -126,13 +125,6 @@ def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
     assert log.compacted_snapshot().load() is None
 
 
-@pytest.mark.usefixtures("one_broker")
-def test_the_newest_ten_minutes_stay(log: GapLog) -> None:
-    """By the real clock nothing of what was written just now is removed, whatever is asked for."""
-    done = compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS)
-    assert (3, 1, 1) == (done.horizon, done.start, log.start())
-
-
 @pytest.mark.parametrize("text", ["10 offsets", "64MiB", "3h", "600B"])
 def test_a_retention_keeps_the_newest(log: GapLog, text: str) -> None:
     """What the retention asks for stays on the log, and what the compaction before kept for it goes
@@ -180,35 +172,6 @@ def test_steps_are_told_in_order(log: GapLog) -> None:
     told.clear()
     compacted(log, step=told.append)
     assert [step for step in Step if not step.startswith("history")] == told
-
-
-class DiedError(Exception):
-    """What a compactor dies of."""
-
-
-def die_at(step: Step, told: str) -> None:
-    """Die at a step."""
-    if told == step:
-        raise DiedError
-
-
-@pytest.mark.parametrize("step", list(Step))
-def test_another_one_goes_on_where_one_died(log: GapLog, step: Step) -> None:
-    """Wherever a compactor dies, what is left is the same channel, and the next one makes it
-    short.
-    """
-    channel = written(log, channel_with("a:1", "b:1", bundles=4))
-    compacted(log)
-    channel.own("a:1")
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
-    written(log, channel)
-    with pytest.raises(DiedError):
-        compacted(log, retain=ONE_OFFSET, step=partial(die_at, step))
-    assert all_of(channel.view) == all_of(restored_to_end(log))
-    done = compacted(log)
-    assert (channel.view.offset, log.end() + 1) == (done.horizon, log.start())
-    assert all_of(channel.view) == all_of(restored_to_end(log))
-    assert all_rows(channel.view) == image_of(log).rows
 
 
 @pytest.mark.parametrize("step", list(Step))
@@ -295,21 +258,6 @@ def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
     renew(channel, "b:1")
     written(log, channel)
     assert channel.view.offset == compacted(log).horizon
-
-
-def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
-    """What a broker must say after a horizon is in the snapshot, so that the first renewal after it
-    is judged as any other.
-    """
-    channel = written(log, channel_with("a:1"))
-    compacted(log)
-    renew(channel, "a:1")
-    written(log, channel)
-    compacted(log)
-    parted(channel, "a:1")
-    written(log, channel)
-    with pytest.raises(CompactionRefused):
-        compacted(log)
 
 
 @pytest.mark.usefixtures("one_broker")

@@ -589,17 +589,6 @@ def test_a_copy_is_copied(old: TroubledLog, new: TroubledLog, third: MemoryLog) 
 
 
 @pytest.mark.usefixtures("left")
-def test_without_its_snapshot_a_copy_says_nothing(
-    old: TroubledLog, new: TroubledLog, third: MemoryLog
-) -> None:
-    """Its records alone would come to an empty view; they are refused instead."""
-    copied(old, new)
-    third.append([entry.data for entry in entries_of(new)], timeout_ms=TIMEOUT_MS)
-    with pytest.raises(ChannelIncomplete):
-        restored(third)
-
-
-@pytest.mark.usefixtures("left")
 def test_who_sleeps_through_a_copy_stops_when_it_wakes(old: TroubledLog, new: TroubledLog) -> None:
     """A reader of the old log, of whatever version, folds nothing behind the record that closed
     it.

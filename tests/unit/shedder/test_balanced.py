@@ -363,7 +363,7 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
     """If the rules forbid more bundles than a round can check, the round ends without a move, and
     asks once about each bundle.
     """
-    monkeypatch.setattr("equipoise.shedder.balanced.ASKED_MAX", 20)
+    monkeypatch.setattr("equipoise.shedder.snapshot.ASKED_MAX", 20)
     asked: list[str] = []
     snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))
 
