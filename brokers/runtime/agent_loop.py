@@ -274,7 +274,7 @@ class AgentLoop:
 
     def _refold(self, effect: Refold) -> None:
         """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
-        if self.has_caught_up and self._parts.local_state.check(self._agent.view):
+        if self.has_caught_up and self._parts.local_state.replay_check.begin(self._agent.view):
             name = AlarmName.VIEWS_DIVERGE
             self._parts.metrics.alarm(name)
             _logger.error(

@@ -104,9 +104,10 @@ class _LookupDurations(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram in Prometheus' form: cumulative, up to infinity."""
-        text = "Time of lookups, from the request to its answer."
         family = HistogramMetricFamily(
-            "equipoise_lookup_duration_seconds", text, labels=("broker", "outcome")
+            "equipoise_lookup_duration_seconds",
+            "Time of lookups, from the request to its answer.",
+            labels=("broker", "outcome"),
         )
         for outcome, counts in self._counts.items():
             bounds = (*map(floatToGoString, _SECONDS), "+Inf")
@@ -217,17 +218,26 @@ class Metrics:
             for kind in MoveKind
             for result in MoveResult
         }
-        text = "Bundles of the whole cluster that are in a state other than owned."
-        self._in_flight = make.gauges("bundles_in_flight", text, "state", _UNSETTLED)
+        self._in_flight = make.gauges(
+            "bundles_in_flight",
+            "Bundles of the whole cluster that are in a state other than owned.",
+            "state",
+            _UNSETTLED,
+        )
         self._owned = make.gauge("bundles_owned", "Bundles that this broker owns.")
-        text = "Bundles of the whole cluster in quarantine."
-        self._quarantined = make.gauge("bundles_quarantined", text)
-        text = "Time that this broker may still serve without a renewal."
-        self._lease_left = make.gauge("lease_left_seconds", text)
-        text = "Records on the log that this broker has not folded yet."
-        self._lag = make.gauge("reader_lag_records", text)
-        text = "Time since this broker lost the channel; 0 while it has the channel."
-        self._channel_lost = make.gauge("channel_lost_seconds", text)
+        self._quarantined = make.gauge(
+            "bundles_quarantined", "Bundles of the whole cluster in quarantine."
+        )
+        self._lease_left = make.gauge(
+            "lease_left_seconds", "Time that this broker may still serve without a renewal."
+        )
+        self._lag = make.gauge(
+            "reader_lag_records", "Records on the log that this broker has not folded yet."
+        )
+        self._channel_lost = make.gauge(
+            "channel_lost_seconds",
+            "Time since this broker lost the channel; 0 while it has the channel.",
+        )
         self._serving_on = Gauge(
             "equipoise_bundles_serving_on",
             "Bundles that this broker serves past its lease while the channel is lost, because"
@@ -235,17 +245,23 @@ class Metrics:
             ("broker", "namespace"),
             registry=registry,
         )
-        text = "1 while the log can be read, 0 during an outage."
-        self._log_available = make.gauge("log_available", text)
-        text = "Resyncs of this broker: records were truncated before it read them."
-        self._resyncs = make.counter("reader_resyncs_total", text)
-        text = "Alarms, which an operator must check, by name."
-        self._alarms = make.counters("alarms_total", text, "alarm", AlarmName)
-        text = (
-            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
-            " or received."
+        self._log_available = make.gauge(
+            "log_available", "1 while the log can be read, 0 during an outage."
         )
-        streamed = make.counters("state_bytes_total", text, "direction", ("sent", "received"))
+        self._resyncs = make.counter(
+            "reader_resyncs_total",
+            "Resyncs of this broker: records were truncated before it read them.",
+        )
+        self._alarms = make.counters(
+            "alarms_total", "Alarms, which an operator must check, by name.", "alarm", AlarmName
+        )
+        streamed = make.counters(
+            "state_bytes_total",
+            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
+            " or received.",
+            "direction",
+            ("sent", "received"),
+        )
         self.state_sent, self.state_received = streamed["sent"].inc, streamed["received"].inc
         self.access = AccessMetrics(make)
         self.compaction = CompactionMetrics(make)
@@ -442,13 +458,10 @@ class BalancingMetrics(Collector):
             ("kind", "result", "reason"),
             self._rounds,
         )
-        text = (
-            "Load reports with impossible figures that a round of this broker left out, by"
-            " reporting broker."
-        )
         yield self._ours(
             "load_reports_refused",
-            text,
+            "Load reports with impossible figures that a round of this broker left out, by"
+            " reporting broker.",
             ("reporter",),
             {(reporter,): count for reporter, count in self._refused.items()},
         )
@@ -459,11 +472,12 @@ class BalancingMetrics(Collector):
         )
         gauge.add_metric((self._broker,), self._under_way)
         yield gauge
-        text = (
+        gauge = GaugeMetricFamily(
+            "equipoise_balancing_budget_blocks",
             "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the"
-            " leader's last round, else 0."
+            " leader's last round, else 0.",
+            labels=("broker",),
         )
-        gauge = GaugeMetricFamily("equipoise_balancing_budget_blocks", text, labels=("broker",))
         gauge.add_metric((self._broker,), self._budget_blocks)
         yield gauge
         for series in self._pulsars():
@@ -481,73 +495,70 @@ class BalancingMetrics(Collector):
         return family
 
     def _pulsars(self) -> Iterator[_Series]:
-        for resource in fields(Resources):
-            name, text = (
-                _RESOURCES.get(resource.name, resource.name),
-                f"This broker's use of its {resource.name}, in percent.",
-            )
-            values: Values = {(): self._used_percent[resource.name]} if self._used_percent else {}
-            yield _Series(
-                name=f"lb_{name}_usage", text=text, metric=_LOADING, kind="gauge", values=values
-            )
-        text = (
-            "The use of this broker's busiest resource, a fraction: now (max), and weighted and"
-            " averaged (max_ema)."
+        yield from self._of_load()
+        breakdown = ("result", "reason")
+        yield from (
+            _Series(
+                name="lb_unload_broker",
+                text="Brokers from which rounds have moved bundles.",
+                metric=_UNLOADING,
+                values={(): self._unloaded_brokers},
+            ),
+            _Series(
+                name="lb_unload_bundle",
+                text="Bundles that rounds have moved.",
+                metric=_UNLOADING,
+                values={(): _successes(self._unloads)},
+            ),
+            _Series(
+                name="lb_unload_broker_breakdown",
+                text="Decisions of rounds, by result and reason.",
+                metric=_UNLOADING,
+                labels=breakdown,
+                values=_by_outcome(self._unloads),
+            ),
+            _Series(
+                name="lb_bundles_split",
+                text="Bundles that were split because of their load.",
+                metric=_SPLITTING,
+                values={(): _successes(self._splits)},
+            ),
+            _Series(
+                name="lb_bundles_split_breakdown",
+                text="Decisions to split, by result and reason.",
+                metric=_SPLITTING,
+                labels=breakdown,
+                values=_by_outcome(self._splits),
+            ),
         )
+
+    def _of_load(self) -> Iterator[_Series]:
+        for resource in fields(Resources):
+            yield _Series(
+                name=f"lb_{_RESOURCES.get(resource.name, resource.name)}_usage",
+                text=f"This broker's use of its {resource.name}, in percent.",
+                metric=_LOADING,
+                kind="gauge",
+                values={(): self._used_percent[resource.name]} if self._used_percent else {},
+            )
         yield _Series(
             name="lb_resource_usage",
-            text=text,
+            text=(
+                "The use of this broker's busiest resource, a fraction: now (max), and weighted and"
+                " averaged (max_ema)."
+            ),
             metric=_LOADING,
             kind="gauge",
             labels=("feature",),
             values=self._used,
         )
-        text = "Mean and deviation of all brokers' max_ema in the leader's last round."
-        labels = ("feature", "stat")
         yield _Series(
             name="lb_resource_usage_stats",
-            text=text,
+            text="Mean and deviation of all brokers' max_ema in the leader's last round.",
             metric=_UNLOADING,
             kind="gauge",
-            labels=labels,
+            labels=("feature", "stat"),
             values=self._spread,
-        )
-        text = "Brokers from which rounds have moved bundles."
-        yield _Series(
-            name="lb_unload_broker",
-            text=text,
-            metric=_UNLOADING,
-            values={(): self._unloaded_brokers},
-        )
-        text = "Bundles that rounds have moved."
-        yield _Series(
-            name="lb_unload_bundle",
-            text=text,
-            metric=_UNLOADING,
-            values={(): _successes(self._unloads)},
-        )
-        text, labels = "Decisions of rounds, by result and reason.", ("result", "reason")
-        yield _Series(
-            name="lb_unload_broker_breakdown",
-            text=text,
-            metric=_UNLOADING,
-            labels=labels,
-            values=_by_outcome(self._unloads),
-        )
-        text = "Bundles that were split because of their load."
-        yield _Series(
-            name="lb_bundles_split",
-            text=text,
-            metric=_SPLITTING,
-            values={(): _successes(self._splits)},
-        )
-        text = "Decisions to split, by result and reason."
-        yield _Series(
-            name="lb_bundles_split_breakdown",
-            text=text,
-            metric=_SPLITTING,
-            labels=labels,
-            values=_by_outcome(self._splits),
         )
 
 
@@ -572,20 +583,30 @@ class AccessMetrics:
     """Filled by `brokers.runtime.access`: what clients were refused."""
 
     def __init__(self, make: _Maker) -> None:
-        text = (
+        self._refused = make.counters_at(
+            "authentications_refused_total",
             "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
-            " port."
+            " port.",
+            "reason",
+            Fault,
         )
-        self._refused = make.counters_at("authentications_refused_total", text, "reason", Fault)
-        text = (
+        self._exceeded = make.counters_at(
+            "limits_exceeded_total",
             "Connections and requests of an identity that exceeded a limit, at HTTP and at the"
-            " Pulsar port."
+            " Pulsar port.",
+            "limit",
+            Limit,
         )
-        self._exceeded = make.counters_at("limits_exceeded_total", text, "limit", Limit)
-        text = "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port."
-        self._forbidden = make.counters("authorizations_refused_total", text, "surface", Surface)
-        text = "Changed keys and users of authentication that could not be used."
-        self.not_reloaded = make.counter("authentication_reload_failures_total", text).inc
+        self._forbidden = make.counters(
+            "authorizations_refused_total",
+            "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port.",
+            "surface",
+            Surface,
+        )
+        self.not_reloaded = make.counter(
+            "authentication_reload_failures_total",
+            "Changed keys and users of authentication that could not be used.",
+        ).inc
 
     def credentials_refused(self, surface: Surface, fault: Fault) -> None:
         """Count credentials that were refused."""
@@ -605,28 +626,36 @@ class CompactionMetrics:
 
     def __init__(self, make: _Maker) -> None:
         self._ended_ns: int | None = None
-        text = "The offset up to which this broker has compacted the channel."
-        self._horizon = make.gauge("compaction_horizon_offset", text)
-        text = "Duration of the last compaction by this broker."
-        self._duration = make.gauge("compaction_duration_seconds", text)
-        text = "Records folded since this broker's last compaction, or its start."
-        self._uncompacted = make.gauge("uncompacted_records", text)
-        text = (
+        self._horizon = make.gauge(
+            "compaction_horizon_offset",
+            "The offset up to which this broker has compacted the channel.",
+        )
+        self._duration = make.gauge(
+            "compaction_duration_seconds", "Duration of the last compaction by this broker."
+        )
+        self._uncompacted = make.gauge(
+            "uncompacted_records",
+            "Records folded since this broker's last compaction, or its start.",
+        )
+        self._archived = make.gauge(
+            "archive_archived_offset",
             "The offset up to which every archive with a retention hold has read; 0 without"
-            " archives."
+            " archives.",
         )
-        self._archived = make.gauge("archive_archived_offset", text)
-        text = "Archives whose retention holds are too old to count."
-        self._lapsed = make.gauge("archive_holds_lapsed", text)
-        text = (
+        self._lapsed = make.gauge(
+            "archive_holds_lapsed", "Archives whose retention holds are too old to count."
+        )
+        self._ahead = make.gauge(
+            "log_clock_ahead_offset",
             "The offset of the first record in the last compaction whose time is ahead of the"
-            " clock; 0 without one."
+            " clock; 0 without one.",
         )
-        self._ahead = make.gauge("log_clock_ahead_offset", text)
-        text = "Time since the last compaction by this broker."
-        make.gauge("compaction_age_seconds", text).set_function(self._age_s)
-        text = "Compactions by this broker that failed."
-        self._failures = make.counter("compaction_failures_total", text)
+        make.gauge(
+            "compaction_age_seconds", "Time since the last compaction by this broker."
+        ).set_function(self._age_s)
+        self._failures = make.counter(
+            "compaction_failures_total", "Compactions by this broker that failed."
+        )
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:
         """Note a compaction that succeeded."""

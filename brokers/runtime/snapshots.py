@@ -349,7 +349,7 @@ class LocalState:
 
     def begin(self) -> None:
         """Let a thread write from now on. It owns the directory."""
-        self._replay_check = ReplayCheck(
+        self.replay_check = ReplayCheck(
             self._snapshots, log_url=self._config.log_url, broker=self._config.id, fail=self._fail
         )
         self._thread = DirectoryThread(self._directory)
@@ -392,14 +392,6 @@ class LocalState:
     def save(self, view: View) -> None:
         """Save a snapshot of the view."""
         self._snapshots.save(view, self._thread)
-
-    def check(self, view: View) -> bool:
-        """Start to compare the view with the log. Return False if that is under way."""
-        return self._replay_check.begin(view)
-
-    def cancel_check(self) -> None:
-        """Cancel the comparison."""
-        self._replay_check.cancel()
 
     async def stop(self, deadline: Deadline) -> None:
         """See `DirectoryThread.stop`."""

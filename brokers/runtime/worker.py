@@ -290,7 +290,7 @@ class Worker:
                 self._local_state.save(self.agent.view)
             await self._ended_in_time("log stays open", self._loop.subscription.stop)
         finally:
-            self._local_state.cancel_check()
+            self._local_state.replay_check.cancel()
             await asyncio.to_thread(self._recorders.close)
             await self._ended_in_time("data directory stays locked", self._local_state.stop)
 
