@@ -18,7 +18,7 @@ from typing import Final
 from equipoise.brokers.balancing.forecast import Forecast, forecast_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core.ranges import namespace_in
-from equipoise.pulsar_cluster.loads import BUNDLES_MAX, HeldBundle, LoadReports, Weighed, weigh
+from equipoise.pulsar_cluster.loads import BUNDLES_MAX, HeldBundle, LoadReports, weigh
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
 from equipoise.pulsar_cluster.records import (
     ASSIGNING,
@@ -187,26 +187,6 @@ def snapshot_of(cluster: Cluster, *, now_ms: int, age_ms_max: int) -> Snapshot:
     return _Predicted(cluster, now_ms=now_ms, age_ms_max=age_ms_max).snapshot(now_ms)
 
 
-def _weighed(
-    cluster: Cluster, held: Mapping[str, Sequence[HeldBundle]], *, now_ms: int, age_ms_max: int
-) -> Weighed:
-    has_policy = {
-        name: cluster.policies.kind_of(name) is not None
-        for name in dict.fromkeys(map(namespace_in, cluster.bundles))
-    }
-    return weigh(
-        held,
-        cluster.reports,
-        now_ms=now_ms,
-        age_ms_max=age_ms_max,
-        bundles_max=cluster.bundles_max,
-        with_policies=frozenset(
-            bundle for bundle in cluster.bundles if has_policy[namespace_in(bundle)]
-        ),
-        measured=cluster.measured,
-    )
-
-
 def command_of(move: Move) -> str:
     """Return the command of Pulsar's own tool that makes a move."""
     namespace, _, key_range = move.bundle.rpartition("/")
@@ -277,16 +257,26 @@ class _Predicted:
         their loads.
         """
         self.held = held = _held_in(cluster)
-        self.weighed = weighed = _weighed(cluster, held, now_ms=now_ms, age_ms_max=age_ms_max)
-        kinds = {
-            name: cluster.policies.kind_of(name)
+        self._kinds = {
+            name: kind
             for name in dict.fromkeys(map(namespace_in, cluster.bundles))
+            if (kind := cluster.policies.kind_of(name)) is not None
         }
+        self.weighed = weighed = weigh(
+            held,
+            cluster.reports,
+            now_ms=now_ms,
+            age_ms_max=age_ms_max,
+            bundles_max=cluster.bundles_max,
+            with_policies=frozenset(
+                bundle for bundle in cluster.bundles if namespace_in(bundle) in self._kinds
+            ),
+            measured=cluster.measured,
+        )
         self._held = {
             broker: {each.bundle: None for each in bundles} for broker, bundles in held.items()
         }
         self._owners = {each.bundle: broker for broker, bundles in held.items() for each in bundles}
-        self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         self._loads = dict(weighed.loads)
         self._costs = _costs_of(weighed.bundles)
         self._barred = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,9 @@ class Counters:
 
     def rows(self, table: str) -> list[tuple[object, ...]]:
         """Return the requests in one table of the store."""
-        connection = sqlite3.connect(self.path)
-        try:
+        with closing(sqlite3.connect(self.path)) as connection:
             # A test's own words.
             return connection.execute(f"SELECT request FROM {table} ORDER BY position").fetchall()  # noqa: S608
-        finally:
-            connection.close()
 
 
 @pytest.fixture
@@ -105,19 +103,6 @@ def test_a_repeated_request_counts_once(counters: Counters) -> None:
     counters.cluster.give(counters.bundle, "b")
     assert first == body(counters.post("b", X_Request_Id="r1"))
     assert [("r1",)] == counters.rows("writes")
-
-
-def test_an_unknown_namespace_is_404(counters: Counters) -> None:
-    """The text says how to create it."""
-    response = counters.post("a", namespace="shop/returns")
-    assert 404 == response.status
-    assert "equipoise namespaces create" in (response.text or "")
-
-
-@pytest.mark.parametrize("request_id", ["tab\tin it", "Grüße"])
-def test_a_request_id_is_printable_ascii(counters: Counters, request_id: str) -> None:
-    assert 400 == counters.post("a", X_Request_Id=request_id).status
-    assert [] == counters.rows("writes")
 
 
 def test_the_load_counts_calls_by_bundle(counters: Counters) -> None:
@@ -207,15 +192,53 @@ class Interrupted(CounterStore):
         return stored
 
 
-def test_a_stale_token_is_503_and_writes_nothing(counters: Counters) -> None:
-    """The refusal is recorded."""
+def sql(counters: Counters, statement: str) -> None:
+    """Change the file of the store, as no broker does."""
+    with closing(sqlite3.connect(counters.path, isolation_level=None)) as spoiler:
+        spoiler.execute(statement)
+
+
+def believing(counters: Counters) -> None:
+    """Broker a has stalled, and believes to own what b owns and has written to by now."""
     stale = counters.cluster.ownership(NAMESPACE, KEY).token
     counters.cluster.give(counters.bundle, "b")
     assert 200 == counters.post("b", X_Request_Id="r1").status
     counters.cluster.service("a").host = Believer(stale)
-    response = counters.post("a", X_Request_Id="r2")
-    assert (503, "1") == (response.status, response.headers["Retry-After"])
-    assert ([("r1",)], [("r2",)]) == (counters.rows("writes"), counters.rows("refusals"))
+
+
+ANOTHER_KEY = "INSERT INTO writes(key, value, token, broker, request)"
+ANOTHER_KEY += " VALUES ('shop/orders/other', 1, 1, 'a', 'r2')"
+SPOIL = "CREATE TRIGGER spoil BEFORE INSERT ON writes BEGIN SELECT RAISE(ABORT, 'spoilt'); END"
+
+
+@pytest.mark.parametrize(
+    ("situation", "asked", "status", "told", "refused"),
+    [
+        (None, {"namespace": "shop/returns"}, 404, "equipoise namespaces create", []),
+        (None, {"X_Request_Id": "tab\tin it"}, 400, "", []),
+        (None, {"X_Request_Id": "Grüße"}, 400, "", []),
+        # The refusal is recorded.
+        (believing, {"X_Request_Id": "r2"}, 503, "", [("r2",)]),
+        (lambda counters: sql(counters, SPOIL), {}, 500, "spoilt", []),
+        (lambda counters: sql(counters, ANOTHER_KEY), {"X_Request_Id": "r2"}, 409, "", []),
+    ],
+)
+def test_a_request_that_writes_nothing_says_why(
+    counters: Counters,
+    situation: Callable[[Counters], None] | None,
+    asked: dict[str, str],
+    *,
+    status: int,
+    told: str,
+    refused: list[tuple[str]],
+) -> None:
+    if situation is not None:
+        situation(counters)
+    before = counters.rows("writes")
+    response = counters.post("a", **asked)  # type: ignore[arg-type]
+    assert (status, True) == (response.status, told in (response.text or ""))
+    assert (status == 503) == (response.headers.get("Retry-After") == "1")
+    assert (before, refused) == (counters.rows("writes"), counters.rows("refusals"))
 
 
 def test_a_loss_of_ownership_during_the_write_is_500(counters: Counters, tmp_path: Path) -> None:
@@ -246,24 +269,3 @@ def test_a_namespace_of_another_service_is_404(counters: Counters) -> None:
     )
     assert 404 == counters.cluster.call(counter.increment(request)).status
     assert [] == counters.rows("writes")
-
-
-def test_a_store_that_fails_is_500(counters: Counters) -> None:
-    spoiler = sqlite3.connect(counters.path, isolation_level=None)
-    spoiler.execute(
-        "CREATE TRIGGER spoil BEFORE INSERT ON writes BEGIN SELECT RAISE(ABORT, 'spoilt'); END"
-    )
-    spoiler.close()
-    response = counters.post("a")
-    assert 500 == response.status
-    assert "spoilt" in (response.text or "")
-
-
-def test_an_id_that_was_used_for_another_key_is_409(counters: Counters) -> None:
-    spoiler = sqlite3.connect(counters.path, isolation_level=None)
-    spoiler.execute(
-        "INSERT INTO writes(key, value, token, broker, request) VALUES ('shop/orders/other', 1, 1,"
-        " 'a', 'r1')"
-    )
-    spoiler.close()
-    assert 409 == counters.post("a", X_Request_Id="r1").status

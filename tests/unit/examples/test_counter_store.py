@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Awaitable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,8 @@ def outcomes(store: CounterStore, *increments: Increment) -> list[Stored | BaseE
 
 def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
     """Return what another process reads in the file."""
-    connection = sqlite3.connect(folder / "counter.db")
-    try:
+    with closing(sqlite3.connect(folder / "counter.db")) as connection:
         return connection.execute(query).fetchall()
-    finally:
-        connection.close()
 
 
 def test_values_count_up_by_key(store: CounterStore, tmp_path: Path) -> None:

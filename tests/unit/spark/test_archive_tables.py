@@ -52,6 +52,16 @@ def checkpointed(sink: Sink) -> None:
     (sink.checkpoint / "metadata").touch()
 
 
+def written(path: Path, *batches: list[Emitted], first: int = 0) -> Sink:
+    """Write batches from number `first` on, as the job does. Return the closed sink."""
+    with sink_of(path) as sink:
+        if not sink.checkpoint.exists():
+            checkpointed(sink)
+        for number, rows in enumerate(batches, first):
+            sink.write(number, as_rows(rows))
+    return sink
+
+
 def record(offset: int, *, at_ms: int = NOON_MS) -> Emitted:
     """Return a row of the table `records`."""
     return Emitted(
@@ -91,16 +101,11 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 def test_a_repeated_batch_is_there_once(tmp_path: Path) -> None:
     """The same process or the next one may repeat the last batch. The positions stay the same."""
-    with sink_of(tmp_path) as sink:
-        checkpointed(sink)
-        sink.write(0, as_rows([record(1), record(2)]))
-        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
-        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
-    with sink_of(tmp_path) as sink:
-        assert not sink.is_new
-        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
-        sink.write(2, as_rows([record(4)]))
-        assert {"channel": 5, "decisions": 10} == sink.manifest.positions
+    repeated = [record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]
+    written(tmp_path, [record(1), record(2)], repeated)
+    written(tmp_path, repeated, first=1)
+    sink = written(tmp_path, repeated, [record(4)], first=1)
+    assert (False, {"channel": 5, "decisions": 10}) == (sink.is_new, sink.manifest.positions)
     assert [1, 2, 3, 4] == offsets(Archive(tmp_path))
     assert [9] == offsets(Archive(tmp_path), Table.DECISIONS)
 
@@ -148,9 +153,7 @@ def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(
     tmp_path: Path, case: Repeated
 ) -> None:
     """A finished batch that is repeated with fewer rows changes nothing."""
-    with sink_of(tmp_path) as sink:
-        checkpointed(sink)
-        sink.write(0, as_rows(case.finished))
+    written(tmp_path, case.finished)
     with sink_of(tmp_path) as sink:
         for again in case.again:
             sink.write(0, as_rows(again))
@@ -193,8 +196,7 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.Mon
         seen.append(offsets(Archive(tmp_path)))
 
     monkeypatch.setattr(sink_module, "write_file", watched)
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
+    written(tmp_path, [record(1), row(Table.TRANSFERS, 1, 0, {})])
     assert [[], []] == seen
     assert [1] == offsets(Archive(tmp_path))
 
@@ -297,8 +299,7 @@ def test_new_folders_are_durable_before_a_batch_is_finished(
 def test_rows_are_in_the_folder_of_their_day(tmp_path: Path) -> None:
     """A batch is cut at midnight, UTC."""
     midnight_ms = NOON_MS + DAY_MS // 2
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(offset, at_ms=midnight_ms - 3) for offset in range(1, 6)]))
+    written(tmp_path, [record(offset, at_ms=midnight_ms - 3) for offset in range(1, 6)])
     archive = Archive(tmp_path)
     assert ("2025-11-22", "2025-11-23") == archive.days(Table.RECORDS)
     (first,) = archive.files(Table.RECORDS, last_day="2025-11-22")
@@ -317,9 +318,11 @@ def test_rows_are_in_the_folder_of_their_day(tmp_path: Path) -> None:
 def test_only_a_range_of_offsets_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups outside the range are skipped."""
     monkeypatch.setattr("equipoise.spark_jobs.archive.tables.parquet.ROW_GROUP_ROWS", 10)
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(offset) for offset in range(1, 101)]))
-        sink.write(1, as_rows([record(offset) for offset in range(101, 111)]))
+    written(
+        tmp_path,
+        [record(offset) for offset in range(1, 101)],
+        [record(offset) for offset in range(101, 111)],
+    )
     files = Archive(tmp_path).files(Table.RECORDS)
     batches = [
         batch
@@ -397,9 +400,7 @@ def test_a_snapshot_has_its_digest_and_counts_in_columns(tmp_path: Path) -> None
     snapshot = Emitted(
         Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, compress(to_bytes(view))
     )
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(42), snapshot]))
-        assert {"channel": 3} == sink.manifest.positions
+    assert {"channel": 3} == written(tmp_path, [record(42), snapshot]).manifest.positions
     archive = Archive(tmp_path)
     assert [2] == archive.table(Table.RECORDS)["position"].to_pylist()
     found = archive.table(
@@ -461,8 +462,7 @@ def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_older_files_are_read_with_nulls(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A column of a later version is null in an older file."""
-    with sink_of(tmp_path) as sink:
-        sink.write(0, as_rows([record(1)]))
+    written(tmp_path, [record(1)])
     request.getfixturevalue("_next_version")
     assert [None] == Archive(tmp_path).table(Table.RECORDS)["size"].to_pylist()
 

@@ -29,7 +29,7 @@ from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from tests.channels.walk import Walk
 from tests.spark.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
-from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row
+from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row, written
 
 BATCHES = 6
 EACH = 3
@@ -63,10 +63,9 @@ def crash_at(step: str, times: int) -> Callable[[str], None]:
 
 def filled(path: Path, *, batches: int = BATCHES) -> Archive:
     """Write an archive of many small files of one day."""
-    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
-        checkpointed(sink)
-        for batch in range(batches):
-            sink.write(batch, as_rows([record(EACH * batch + place) for place in range(EACH)]))
+    written(
+        path, *([record(EACH * batch + place) for place in range(EACH)] for batch in range(batches))
+    )
     return Archive(path)
 
 
@@ -107,11 +106,8 @@ def test_a_batch_repeated_after_a_compaction_is_there_once(tmp_path: Path) -> No
     """The next compaction joins new files to the ones that were joined before."""
     archive = filled(tmp_path)
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
-    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
-        sink.write(
-            BATCHES - 1, as_rows([record(EACH * (BATCHES - 1) + place) for place in range(EACH)])
-        )
-        sink.write(BATCHES, as_rows([record(EACH * BATCHES)]))
+    last = [record(EACH * (BATCHES - 1) + place) for place in range(EACH)]
+    written(tmp_path, last, [record(EACH * BATCHES)], first=BATCHES - 1)
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert list(range(EACH * BATCHES + 1)) == offsets(archive)
     assert ["g0001-b0000000000-0000000005.parquet", "g0001-b0000000006.parquet"] == names(archive)
@@ -121,8 +117,7 @@ def test_files_of_the_current_day_are_joined_only_when_there_are_many(tmp_path: 
     """A job joins the files of a past day at once."""
     archive = filled(tmp_path, batches=FILES_MAX)
     assert Joined() == compact_table(archive, Table.RECORDS, files_min=2)
-    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
-        sink.write(FILES_MAX, as_rows([record(1_000, at_ms=NOON_MS + DAY_MS)]))
+    written(tmp_path, [record(1_000, at_ms=NOON_MS + DAY_MS)], first=FILES_MAX)
     assert Joined() == compact_beside(archive, "archive", BATCHES_BETWEEN)
     assert FILES_MAX == compact_beside(archive, "archive", BATCHES_BETWEEN - 1).before
     assert 2 == len(names(archive))
