@@ -25,6 +25,7 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.free_ports import free_ports
 from equipoise.examples.files import Files
 from tests.benchmarks.frame import report, resident_bytes, summary
+from tests.benchmarks.start import until_ready
 
 NAMESPACE: Final = "bench/state"
 BUNDLE: Final = bundle_name(NAMESPACE, 0, HASH_MAX)
@@ -34,7 +35,6 @@ MOVES: Final = {1: 9, 100: 5, 1024: 3}
 """Of each size in MiB, how often it moves."""
 
 LOOK_S: Final = 0.01
-READY_S: Final = 30.0
 MOVE_S: Final = 300.0
 
 
@@ -127,7 +127,7 @@ async def measure(folder: Path) -> dict[str, object]:
     source, destination = Process(log, folder / "a", first), Process(log, folder / "b", second)
     results: dict[str, object] = {}
     try:
-        owner = await asyncio.wait_for(until_ready((source, destination)), READY_S)
+        owner = await owner_of((source, destination))
         if not owner.endswith(f":{source.port}"):
             source, destination = destination, source
         await source.line()
@@ -162,26 +162,16 @@ async def moved(source: Process, destination: Process, pauses: list[float], size
     assert [size_mib * MIB] * 2 == sizes, sizes
 
 
-async def until_ready(processes: Sequence[Process]) -> str:
+async def owner_of(processes: Sequence[Process]) -> str:
     """Wait until both are members. Return the address of the one that owns the bundle."""
     async with aiohttp.ClientSession() as http:
         for process in processes:
-            # Another process has no event of ours.
-            while not await _is_ready(http, process):  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+            await until_ready(http, f"http://127.0.0.1:{process.port}")
         async with http.get(
             f"http://127.0.0.1:{processes[0].port}/lookup/v2/topic/non-persistent/{NAMESPACE}/key"
         ) as response:
             assert response.ok, await response.text()
             return str((await response.json())["httpUrl"])
-
-
-async def _is_ready(http: aiohttp.ClientSession, process: Process) -> bool:
-    try:
-        async with http.get(f"http://127.0.0.1:{process.port}/ready") as response:
-            return response.ok
-    except aiohttp.ClientError:
-        return False
 
 
 if __name__ == "__main__":
