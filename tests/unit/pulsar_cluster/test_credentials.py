@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_addresses_and_tls_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 BASIC = f"Basic {base64.b64encode(b'me:a:b').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "checks"),
+    [
+        ("", (ssl.CERT_REQUIRED, False)),
+        ("tlsEnableHostnameVerification=true", (ssl.CERT_REQUIRED, True)),
+        ("tlsAllowInsecureConnection=true", (ssl.CERT_NONE, False)),
+    ],
+)
+def test_what_is_checked_of_a_broker(tmp_path: Path, line: str, checks: tuple[int, bool]) -> None:
+    context = read_client_conf(conf(tmp_path, line)).credentials.tls()
+    assert checks == (context.verify_mode, context.check_hostname)
 
 
 @pytest.mark.parametrize(
