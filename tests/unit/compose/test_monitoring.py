@@ -239,6 +239,18 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+def promises(promtool: str, folder: Path, *tests: Mapping[str, object], rules: bool = True) -> None:
+    """Have promtool play series, one value each 15 s, and compare what it finds."""
+    written = folder / "tests.yaml"
+    document = {
+        "rule_files": [str(ALERTS)] if rules else [],
+        "evaluation_interval": "15s",
+        "tests": [{"interval": "15s", **test} for test in tests],
+    }
+    written.write_text(json.dumps(document))
+    assert "SUCCESS" in run(promtool, "test", "rules", str(written))
+
+
 def notation(name: str, labels: Labels) -> str:
     """A series as PromQL writes it."""
     return f"{name}{{{', '.join(f'{key}={json.dumps(value)}' for key, value in sorted(labels.items()))}}}"  # noqa: E501
@@ -378,7 +390,6 @@ def test_an_alert_fires_when_it_should_and_not_else(
     firing = f'count(ALERTS{{alertname="{alert.name}", alertstate="firing"}})'
     tests = [
         {
-            "interval": "15s",
             "input_series": [
                 {"series": each, "values": of_each}
                 for each, of_each in {series: values, **alert.beside}.items()
@@ -389,11 +400,7 @@ def test_an_alert_fires_when_it_should_and_not_else(
         }
         for values, expected in ((alert.fires, [{"labels": "{}", "value": 1}]), (alert.quiet, []))
     ]
-    written = tmp_path / "tests.yaml"
-    written.write_text(
-        json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "15s", "tests": tests})
-    )
-    assert "SUCCESS" in run(promtool, "test", "rules", str(written))
+    promises(promtool, tmp_path, *tests)
 
 
 @pytest.mark.parametrize("reason", ["stale", "late"])
@@ -403,7 +410,6 @@ def test_a_lost_race_is_no_alert(reason: str, promtool: str, tmp_path: Path) -> 
         "equipoise_records_rejected_total", {"broker": "b", "reason": reason, **SCRAPED}
     )
     test = {
-        "interval": "15s",
         "input_series": [{"series": series, "values": FIRST_EVENT}],
         "promql_expr_test": [
             {
@@ -413,11 +419,7 @@ def test_a_lost_race_is_no_alert(reason: str, promtool: str, tmp_path: Path) -> 
             }
         ],
     }
-    written = tmp_path / "tests.yaml"
-    written.write_text(
-        json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "15s", "tests": [test]})
-    )
-    assert "SUCCESS" in run(promtool, "test", "rules", str(written))
+    promises(promtool, tmp_path, test)
 
 
 def test_prometheus_takes_its_files(promtool: str) -> None:
@@ -515,7 +517,6 @@ def test_the_first_alarm_is_on_the_board(promtool: str, pages: Pages, tmp_path: 
         for labels, _ in pages.new.samples["equipoise_alarms_total"]
     ]
     test = {
-        "interval": "15s",
         "input_series": [
             {"series": one, "values": FIRST_EVENT if number == 0 else "0x30"}
             for number, one in enumerate(series)
@@ -528,8 +529,4 @@ def test_the_first_alarm_is_on_the_board(promtool: str, pages: Pages, tmp_path: 
             }
         ],
     }
-    written = tmp_path / "tests.yaml"
-    written.write_text(
-        json.dumps({"rule_files": [], "evaluation_interval": "15s", "tests": [test]})
-    )
-    run(promtool, "test", "rules", str(written))
+    promises(promtool, tmp_path, test, rules=False)
