@@ -15,16 +15,15 @@ from equipoise.brokers.agent.core import Core, Mark, Profile
 from equipoise.brokers.agent.effects import Answered, Append
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.errors import InvalidConfig, NotProposed
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.errors import LogStorageFull, LogUnavailable, OutcomeUnknown, Overloaded
+from equipoise.channel.core.errors import LogUnavailable, Overloaded
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
-from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from tests.channels.folding import CLUSTER, NAMESPACE, channel_with
 
 
@@ -97,31 +96,6 @@ def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
     assert [1, 2] == [record.sequence for record in appended(core)]
 
 
-def test_a_certain_failure_is_answered_at_once() -> None:
-    """With the error of the log, and only once."""
-    core = core_of("a")
-    assign(core, 0, ticket=7)
-    full = LogStorageFull(log="test")
-    core.append_failed(1, full, in_doubt=False)
-    assert [Answered(ticket=7, error=full)] == answers(core)
-    core.append_failed(1, full, in_doubt=False)
-    core.lose_all()
-    assert 1 == len(answers(core))
-
-
-def test_a_failure_in_doubt_answers_nothing() -> None:
-    """The record may still be read. Then its verdict is the answer."""
-    core = core_of("a")
-    assign(core, 0, ticket=7)
-    core.append_failed(1, LogUnavailable(log="test", problem="no answer"), in_doubt=True)
-    assert [] == answers(core)
-    read_back(core, next(effect for effect in core.effects if isinstance(effect, Append)))
-    assert [(7, True)] == [
-        (answer.ticket, answer.folded is not None and answer.folded.verdict.accepted)
-        for answer in answers(core)
-    ]
-
-
 def test_a_changed_state_allows_another_proposal() -> None:
     core = core_of("a", "b")
     assign(core, 0)
@@ -129,55 +103,6 @@ def test_a_changed_state_allows_another_proposal() -> None:
     other = propose.assign(admin, bundle_of(core, 0), owner=core.view.brokers["b"].incarnation)
     core.reader.feed(Entry(core.reader.position, encode(other)))
     assert assign(core, 0)
-
-
-def test_reading_an_own_record_settles_all_earlier_attempts() -> None:
-    core = core_of("a")
-    for index in range(3):
-        assign(core, index, ticket=index)
-    appends = [effect for effect in core.effects if isinstance(effect, Append)]
-    core.effects = []
-    read_back(core, appends[1])
-    first, second = answers(core)
-    assert (0, None) == (first.ticket, first.folded)
-    assert isinstance(first.error, NotProposed)
-    assert second.folded is not None
-    assert (1, core.view.offset) == (second.ticket, second.folded.offset)
-    assert second.folded.verdict.accepted
-
-
-def test_a_resync_settles_what_its_view_covers() -> None:
-    """Their outcome is unknown. Later attempts go on."""
-    core = core_of("a")
-    assign(core, 0, ticket=1)
-    renew(core)
-    assign(core, 1, ticket=2)
-    first, renewal, last = [effect for effect in core.effects if isinstance(effect, Append)]
-    ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
-    for append in (first, renewal):
-        ahead.feed(Entry(ahead.position, append.data))
-    resync = core.resynced(ahead)
-    (answered,) = answers(core)
-    assert (1, True) == (answered.ticket, isinstance(answered.error, OutcomeUnknown))
-    assert (ahead.view, resync.offset) == (core.view, core.view.offset)
-    read_back(core, last)
-    assert [1, 2] == [answer.ticket for answer in answers(core)]
-
-
-def test_a_resync_over_the_own_death_settles_everything() -> None:
-    core = core_of("a", "b")
-    assign(core, 0, ticket=1)
-    ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
-    died = propose.down(
-        Author(publisher="b", incarnation=ahead.view.brokers["b"].incarnation, sequence=1),
-        ahead.view.brokers["a"],
-        reason="silent",
-    )
-    assert ahead.feed(Entry(ahead.position, encode(died))).verdict.accepted
-    core.resynced(ahead)
-    assert [(1, True)] == [
-        (answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)
-    ]
 
 
 def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,20 +181,6 @@ def test_a_herd_of_lookups_is_spread_over_the_brokers() -> None:
     )
 
 
-def test_lookups_do_not_shorten_the_back_off() -> None:
-    stage = play(
-        "brokers a b",
-        "service a refuses prepare",
-        "service b refuses prepare",
-        "namespace t/n with 1 bundle by admin",
-    )
-    asked = len(stage.records)
-    for _ in range(20):
-        perform(stage, "lookup 00_ff at a")
-        perform(stage, "lookup 00_ff at b")
-    assert asked == len(stage.records)
-
-
 def test_placement_is_not_called_without_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     place = FewestBundles.place

@@ -18,10 +18,10 @@ from equipoise.brokers.agent.events import (
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
+from equipoise.channel.core.records import BrokerRecord, Joined
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
@@ -130,37 +130,6 @@ def test_an_unknown_instance_id_is_not_sent() -> None:
     lone = Lone()
     lone.begin()
     assert [] == records(lone.step(InstanceIdWritten(instance_id="somebody's")))
-
-
-def test_each_renewal_has_the_digest_of_the_view() -> None:
-    """It is based on the broker's last accepted record."""
-    lone = Lone()
-    lone.land(*lone.step(InstanceIdWritten(instance_id=lone.begin())))
-    digest = lone.agent.view.digest()
-    lone.now_ms += 999
-    assert [] == records(lone.step(Tick()))
-    lone.now_ms += 1
-    sent = lone.step(Tick())
-    (renewed,) = records(sent)
-    assert isinstance(renewed, Renewed)
-    assert (2, digest) == (renewed.expected_offset, renewed.digest)
-    lone.now_ms += 30
-    lone.land(*sent)
-    assert 11_000 + 3_000 == lone.agent.lease.deadline_ms
-
-
-def test_a_renewal_that_failed_is_tried_again_soon() -> None:
-    """After a quarter of the interval, to notice the end of an outage."""
-    lone = Lone()
-    lone.land(*lone.step(InstanceIdWritten(instance_id=lone.begin())))
-    lone.now_ms += 1_000
-    (append,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
-    lone.step(
-        AppendFailed(attempt=append.attempt, error=LogStorageFull(log="test"), in_doubt=False)
-    )
-    assert lone.now_ms + 250 == lone.agent.wake_at_ms
-    lone.now_ms += 250
-    assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]
 
 
 def test_a_failed_append_from_before_a_stall_proves_nothing() -> None:

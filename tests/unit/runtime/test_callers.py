@@ -233,15 +233,6 @@ async def test_a_lost_race_is_retried_a_few_times() -> None:
         assert (reasons[0], min(len(reasons), 5)) == (caught.value.reason, len(agent.asked))
 
 
-async def test_an_answer_before_the_end_counts() -> None:
-    agent = Agent()
-    pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
-    await asyncio.sleep(0)
-    agent.answer(7)
-    agent.requests.end(WorkerEnded(broker="b", problem="rust"))
-    assert 7 == (await pending).offset
-
-
 async def test_a_lost_race_is_not_retried_after_the_deadline() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=50))

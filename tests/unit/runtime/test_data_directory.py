@@ -95,14 +95,6 @@ def test_a_snapshot_belongs_to_its_log(tmp_path: Path) -> None:
         assert snapshot == directory.load_snapshot(log_identity=LOG)
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"no newline", b"\xff\n\xff"])
-def test_any_bytes_may_be_in_the_snapshot_file(tmp_path: Path, data: bytes) -> None:
-    """They are a snapshot of no existing log."""
-    (tmp_path / "snapshot").write_bytes(data)
-    with DataDirectory(tmp_path) as directory:
-        assert directory.load_snapshot(log_identity=LOG) is None
-
-
 def test_a_snapshot_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
         directory.save_snapshot(b"whole", MARK)
@@ -152,13 +144,26 @@ def test_a_mark_torn_by_a_power_cut_leaves_the_one_before(
         assert directory.mark == (marks[-2] if marks[:-1] else None)
 
 
+@pytest.mark.parametrize("name", ["snapshot", "mark"])
 @pytest.mark.parametrize(
-    "data", [b"", b"\n", b"log 1 1 00000000\n", b"\xff" * 9_000, b"x" * 4_096 + b" 00000000\n"]
+    "data",
+    [
+        b"",
+        b"\n",
+        b"no newline",
+        b"\xff\n\xff",
+        b"log 1 1 00000000\n",
+        b"\xff" * 9_000,
+        b"x" * 4_096 + b" 00000000\n",
+    ],
 )
-def test_any_bytes_may_be_in_the_file_of_marks(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "mark").write_bytes(data)
+def test_any_bytes_may_be_in_the_files_of_snapshot_and_mark(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    """They are a snapshot of no existing log, and no mark."""
+    (tmp_path / name).write_bytes(data)
     with DataDirectory(tmp_path) as directory:
-        assert directory.mark is None
+        assert (None, None) == (directory.load_snapshot(log_identity=LOG), directory.mark)
         directory.write_mark(MARK)
         assert MARK == directory.mark
 
