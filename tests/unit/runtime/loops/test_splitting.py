@@ -208,11 +208,17 @@ async def test_cold_neighbours_are_merged_down_to_bundles_min(tmp_path: Path) ->
         assert {"merge"} == {decision.kind for decision in divided.decisions}
 
 
-@pytest.mark.parametrize("off", [("enabled",), ("splitting", "merging")], ids="/".join)
-async def test_settings_switch_rounds_off_and_on(off: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "off",
+    [
+        replace(SETTINGS.balancing, enabled=False),
+        replace(SETTINGS.balancing, splitting=False, merging=False),
+    ],
+    ids=["balancing", "both"],
+)
+async def test_settings_switch_rounds_off_and_on(off: RoundSettings, tmp_path: Path) -> None:
     """Without a restart."""
-    settings = replace(SETTINGS.balancing, **dict.fromkeys(off, False))
-    async with splitting(tmp_path, replace(SETTINGS, balancing=settings)) as divided:
+    async with splitting(tmp_path, replace(SETTINGS, balancing=off)) as divided:
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
         await divided.rounds(5)
         assert ([], 4) == (divided.decisions, len(divided.ranges))
