@@ -24,6 +24,7 @@ from equipoise.pulsar_cluster.reading import (
     load_readers,
     moved_after,
     read_channel,
+    ready,
 )
 from equipoise.pulsar_cluster.records import (
     BROKER_LOAD_TOPIC,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
 
 _POLL_MS: Final = 50
-_BATCH: Final = 1_000
 _STATS_S: Final = 60
 _STATS_ROUNDS: Final = 3
 """A broker has renewed the figures of its topics after so many of its intervals, even if it is
@@ -78,19 +78,14 @@ class LiveCluster:
         """Return the new messages of the channel, not yet folded, and take the new load reports.
         Waits 50 ms for the first message.
         """
-        found: list[Message] = []
-        while (
-            len(found) < _BATCH
-            and (read := self._channel.next(1 if found else _POLL_MS)) is not None
-        ):
-            self._offset += 1
-            found.append(read.message(self._offset))
+        found = ready(self._channel, first_ms=_POLL_MS)
+        begin, self._offset = self._offset + 1, self._offset + len(found)
         for reader in self._loads:
-            while (report := reader.next(1)) is not None:
+            for report in ready(reader):
                 self.reports.take(
                     LoadMessage(reader.topic, report.key, report.published_ms, report.value)
                 )
-        return found
+        return [read.message(offset) for offset, read in enumerate(found, begin)]
 
     def await_reports(self, admin: PulsarAdmin, wait_ms: int, note: Progress) -> None:
         """Read on until every live broker has reported its load and its bundles, at most

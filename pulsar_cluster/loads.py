@@ -287,18 +287,10 @@ def _rest_of(
     unnamed: Collection[str],
 ) -> _Rest:
     """Return the rest of a broker's report. It never names bundles in `unnamed`."""
-    nameless = {bundle for bundle, _ in held if bundle in unnamed or is_of_system(bundle)}
-    return _rest(
-        load,
-        reports.top.get(broker, ()),
-        reports.faulty_of(broker) | nameless,
-        is_full=reports.length_of(broker) >= bundles_max,
-    )
-
-
-def _rest(
-    load: Load, top: Collection[_Named], nameless: Collection[str], *, is_full: bool
-) -> _Rest:
+    top, is_full = reports.top.get(broker, ()), reports.length_of(broker) >= bundles_max
+    nameless = reports.faulty_of(broker) | {
+        bundle for bundle, _ in held if bundle in unnamed or is_of_system(bundle)
+    }
     count = max(1, load.bundle_count - len(top) if is_full else len(nameless))
     left = {
         field: max(

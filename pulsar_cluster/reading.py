@@ -40,6 +40,9 @@ _CONNECT_LEAST_S: Final = 0.1
 _QUEUE: Final = 10_000
 """Messages that the client fetches ahead: 3 MB of records."""
 
+BATCH: Final = 5_000
+"""Messages in a transaction of an archive: 0.1 s of reading."""
+
 _POLL_MS: Final = 100
 _READY_MS: Final = 20
 _ASK_MS: Final = 1_000
@@ -347,6 +350,14 @@ def moved_after(
             return {read.key for read in _up_to_end(reader, deadline)}
 
     return moved
+
+
+def ready(reader: TopicReader, *, first_ms: int = 1) -> list[Read]:
+    """Return the messages that are there, at most a batch, and wait `first_ms` for the first."""
+    found: list[Read] = []
+    while len(found) < BATCH and (read := reader.next(first_ms if not found else 1)) is not None:
+        found.append(read)
+    return found
 
 
 def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:

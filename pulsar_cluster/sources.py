@@ -19,6 +19,7 @@ from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.archive import Archive, Members, Report, open_archive
 from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
 from equipoise.pulsar_cluster.reading import (
+    BATCH,
     Address,
     Read,
     TopicReader,
@@ -28,6 +29,7 @@ from equipoise.pulsar_cluster.reading import (
     moved_after,
     no_channel,
     read_channel,
+    ready,
 )
 from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
 from equipoise.pulsar_cluster.table import Table, span_of
@@ -35,9 +37,6 @@ from equipoise.pulsar_cluster.verify import Known
 
 if TYPE_CHECKING:
     import pulsar
-
-_BATCH: Final = 5_000
-"""Messages in a transaction: 0.1 s of reading."""
 
 _MEMBERS_EVERY_S: Final = 10.0
 _POLL_MS: Final = 50
@@ -201,7 +200,7 @@ def record(
         batch = list[Read]()
         for read in read_channel(client, after=archive.position, deadline=deadline):
             batch.append(read)
-            if len(batch) == _BATCH:
+            if len(batch) == BATCH:
                 archive.append(batch)
                 batch = []
                 note(archive.end - begin, None)
@@ -228,13 +227,13 @@ def _follow(
     loads = load_readers(client)
     try:
         while (now_s := time.monotonic()) < until_s:
-            archive.append(_ready(channel, first_ms=_POLL_MS))
+            archive.append(ready(channel, first_ms=_POLL_MS))
             note(archive.end - begin, None)
             at_ms = time.time_ns() // 1_000_000
             reports = [
                 Report(at_ms, reader.topic.rpartition("/")[2], each.key, each.value)
                 for reader in loads
-                for each in _ready(reader)
+                for each in ready(reader)
             ]
             if reports:
                 archive.add_reports(reports)
@@ -247,11 +246,3 @@ def _follow(
     finally:
         for reader in (channel, *loads):
             reader.close()
-
-
-def _ready(reader: TopicReader, *, first_ms: int = 1) -> list[Read]:
-    """Return the messages that are there, at most a batch, and wait `first_ms` for the first."""
-    found: list[Read] = []
-    while len(found) < _BATCH and (read := reader.next(first_ms if not found else 1)) is not None:
-        found.append(read)
-    return found
