@@ -180,13 +180,12 @@ class Served:
         if outcome.receipts:
             self._check(outcome)
         for consumer, entry in outcome.deliveries:
-            entry_id, block, messages = entry
-            if consumer.link.deliver(consumer, entry_id, topic.partition, block):
-                counts.delivered += messages
-                counts.delivered_bytes += len(block)
+            if consumer.link.deliver(consumer, entry.entry_id, topic.partition, entry.block):
+                counts.delivered += entry.messages
+                counts.delivered_bytes += len(entry.block)
             else:
                 topic.take_back(consumer, entry)
-                counts.dropped += messages
+                counts.dropped += entry.messages
         counts.dropped += outcome.dropped
         for producer, receipts in itertools.groupby(outcome.receipts, key=_producer_of):
             producer.link.confirm(producer, receipts)

@@ -128,16 +128,10 @@ class Model:
 
     def readier(self, name: str, now_ms: int) -> None:
         """A consumer of this subscription has more permits, or can be written to again."""
-        waited = self.anybody_waits()
-        if waited:
-            self.pass_time(now_ms)
-        if self.is_holding:
-            if all(
-                not each.is_waiting or each.is_complete() for each in self.subscriptions.values()
-            ):
-                self.stop_holding()
-        elif name in self.subscriptions:
-            self.release(self.subscriptions[name])
+        subscription = self.subscriptions.get(name)
+        if subscription is not None and subscription.is_waiting and name not in self.noted:
+            self.noted.append(name)
+        self.tick(now_ms)
 
     def release(self, subscription: ModelSubscription) -> None:
         """Deliver waiting entries to ready consumers, once all needed consumers are back."""
@@ -201,6 +195,12 @@ class Model:
         self.pass_time(now_ms)
         if not self.is_holding:
             self.release_noted()
+        elif self.noted:
+            self.noted.clear()
+            if all(
+                not each.is_waiting or each.is_complete() for each in self.subscriptions.values()
+            ):
+                self.stop_holding()
 
     def pass_time(self, now_ms: int) -> None:
         if self.is_holding and now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.clients import Consumer
 from equipoise.brokers.pulsar.topics.dispatch import KeySharing, dispatcher
-from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.pulsar_speech import entry
 from tests.pulsar.topics import make_consumer, sticky
@@ -54,10 +54,10 @@ def test_room_agrees_with_choosing_one_by_one(
     room = among.room_for(entries)
     one_by_one = 0
     for each in entries:
-        slot = slot_of(each.block)
-        consumer = among.choose(slot)
+        entry = Entry(1, each.block, each.messages)
+        consumer = among.choose(entry)
         if consumer is None and not (
-            isinstance(among, KeySharing) and among.consumer_of(slot) is None
+            isinstance(among, KeySharing) and among.consumer_of(entry.slot) is None
         ):
             break
         if consumer is not None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 from equipoise.brokers.pulsar.topics.clients import Consumer
+from equipoise.brokers.pulsar.topics.keys import slot_of
 
 # The expected name of a consumer whose name the former broker generated: the next broker generates
 # another one.
 NAMELESS: Final = ""
 
 
-class Entry(NamedTuple):
+@dataclass(slots=True)
+class Entry:
     """The content of one SEND: its number in the topic, the block to forward unchanged, and its
     number of messages.
     """
@@ -26,6 +29,14 @@ class Entry(NamedTuple):
     entry_id: int
     block: bytes
     messages: int
+    _slot: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def slot(self) -> int:
+        """The slot of its key. It is computed once, however many Key_Shared subscriptions ask."""
+        if self._slot is None:
+            self._slot = slot_of(self.block)
+        return self._slot
 
 
 class Arrivals:

@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_ex
 from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Refusal
 from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes, slot_of
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
+from equipoise.brokers.pulsar.topics.throttling import Bucket
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -24,15 +24,10 @@ from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 # the same maximum.
 PERMITS_MAX: Final = 2**31 - 1
 
-# Finding one point of a ring costs as much as scanning past this many.
-_DEARER_SINGLY: Final = 10
-
 
 class Dispatcher(Protocol):
     """One way to choose a consumer. A consumer is ready if it has permits and can be written to;
     `choose` returns only ready ones.
-
-    `slot` is the slot of the entry. Only Key_Shared uses it; others accept any number.
     """
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
@@ -45,7 +40,7 @@ class Dispatcher(Protocol):
         """
         ...
 
-    def choose(self, slot: int) -> Consumer | None:
+    def choose(self, entry: Entry) -> Consumer | None:
         """Return the consumer that gets an entry, or None if no eligible consumer is ready."""
         ...
 
@@ -87,13 +82,27 @@ def dispatcher(kind: SubscriptionKind, *, is_sticky: bool, partition: int) -> Di
             return KeySharing(is_sticky=is_sticky)
 
 
-class Exclusive:
-    """Dispatch to the only consumer. A second one is refused."""
+class _OneActive:
+    """Dispatch everything to the active consumer, if there is one."""
 
     __slots__ = ("active",)
 
     def __init__(self) -> None:
         self.active: Consumer | None = None
+
+    def choose(self, entry: Entry) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
+        """See `Dispatcher`."""
+        return self.active if self.active is not None and self.active.is_ready else None
+
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """See `Dispatcher`."""
+        return _room_for(entries, (self.active,))
+
+
+class Exclusive(_OneActive):
+    """Dispatch to the only consumer. A second one is refused."""
+
+    __slots__ = ()
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
@@ -109,21 +118,8 @@ class Exclusive:
         self.active = None
         return []
 
-    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
-        """See `Dispatcher`."""
-        consumer = self.active
-        return (
-            consumer
-            if consumer is not None and consumer.permits > 0 and consumer.is_writable
-            else None
-        )
 
-    def room_for(self, entries: Sequence[Sent]) -> int:
-        """See `Dispatcher`."""
-        return _room_for(entries, (self.active,))
-
-
-class Failover:
+class Failover(_OneActive):
     """Dispatch to one active consumer; the others stand by.
 
     * Only consumers of the best (lowest) priority can be active. The partition's index chooses one
@@ -134,13 +130,13 @@ class Failover:
       once and gives standby consumers no information.
     """
 
-    __slots__ = ("_consumers", "_index", "active")
+    __slots__ = ("_consumers", "_index")
 
     def __init__(self, partition: int) -> None:
         """Use the partition's index, or 0 if `partition` is -1."""
+        super().__init__()
         self._index = max(partition, 0)
         self._consumers: list[Consumer] = []
-        self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
@@ -169,19 +165,6 @@ class Failover:
             return []
         self.active = active
         return [(each, each is active) for each in (active, former) if each is not None]
-
-    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
-        """See `Dispatcher`."""
-        consumer = self.active
-        return (
-            consumer
-            if consumer is not None and consumer.permits > 0 and consumer.is_writable
-            else None
-        )
-
-    def room_for(self, entries: Sequence[Sent]) -> int:
-        """See `Dispatcher`."""
-        return _room_for(entries, (self.active,))
 
 
 class Shared:
@@ -217,7 +200,7 @@ class Shared:
                 del self._consumers[priority], self._turns[priority]
         return []
 
-    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
+    def choose(self, entry: Entry) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         for priority, level in self._consumers.items():
             turn = self._turns[priority]
@@ -271,19 +254,11 @@ class KeySharing:
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        is_many = len(consumers) * _DEARER_SINGLY >= len(self._holder_of)
-        gone = {self._holder_of.pop(consumer): consumer for consumer in consumers}
+        gone = {self._holder_of.pop(consumer) for consumer in consumers}
         for holder in gone:
             del self._holders[holder]
-        if is_many:
-            self._ring.remove_many(gone)
-            self._stripes.remove_many(gone)
-            return []
-        for holder, consumer in gone.items():
-            if self._is_sticky:
-                self._stripes.remove(*holder, _ranges_of(consumer))
-            else:
-                self._ring.remove(*holder)
+        self._ring.remove(gone)
+        self._stripes.remove(gone)
         return []
 
     def consumer_of(self, slot: int) -> Consumer | None:
@@ -291,14 +266,10 @@ class KeySharing:
         holder = self._stripes.holder(slot) if self._is_sticky else self._ring.holder(slot)
         return None if holder is None else self._holders[holder]
 
-    def choose(self, slot: int) -> Consumer | None:
+    def choose(self, entry: Entry) -> Consumer | None:
         """See `Dispatcher`."""
-        consumer = self.consumer_of(slot)
-        return (
-            consumer
-            if consumer is not None and consumer.permits > 0 and consumer.is_writable
-            else None
-        )
+        consumer = self.consumer_of(entry.slot)
+        return consumer if consumer is not None and consumer.is_ready else None
 
     def room_for(self, entries: Sequence[Sent]) -> int:
         """See `Dispatcher`. Slots are computed only if some consumer lacks permits for all of the
@@ -340,28 +311,6 @@ def _rank(consumer: Consumer) -> tuple[int, str]:
 def _ranges_of(consumer: Consumer) -> Sequence[tuple[int, int]]:
     """Return the slot ranges that a STICKY consumer asked for."""
     return consumer.key_shared.ranges if consumer.key_shared is not None else ()
-
-
-class Slots:
-    """A cache of the slots of a topic's waiting entries, shared by all subscriptions so that each
-    slot is computed once.
-    """
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-
-    def of(self, entry: Entry) -> int:
-        """Return the slot of an entry of this topic."""
-        slot = self._known.get(entry.entry_id)
-        if slot is None:
-            slot = self._known[entry.entry_id] = slot_of(entry.block)
-        return slot
-
-    def clear(self) -> None:
-        """Forget all slots. Call this once nothing waits."""
-        self._known.clear()
 
 
 class Lanes:
@@ -413,15 +362,13 @@ class Subscription:
         "_dispatcher",
         "_lanes",
         "_partition",
-        "_slots",
         "_topic_delivered",
         "arrivals",
-        "bucket",
+        "buckets",
         "consumers",
         "delivered",
         "dropped",
         "is_awaited",
-        "is_keyed",
         "is_sticky",
         "kind",
         "name",
@@ -435,22 +382,20 @@ class Subscription:
         is_sticky: bool,
         partition: int,
         topic_delivered: Meter,
-        slots: Slots,
         now_ms: int,
     ) -> None:
         """Start without consumers.
 
         `partition` is the topic's index or -1. All subscriptions of the topic share
-        `topic_delivered` and `slots`.
+        `topic_delivered`.
         """
         self.name = name
         self.kind = kind
-        self.is_keyed = kind is SubscriptionKind.KEY_SHARED
         self.is_sticky = is_sticky
         self.consumers: dict[Consumer, None] = {}  # In order of arrival.
         self.arrivals: Arrivals | None = None
-        # `DispatchThrottle` keeps it here, because it ends with the subscription.
-        self.bucket: Bucket | None = None
+        # Those of its topic, and its own. They limit what is delivered when it comes.
+        self.buckets: Sequence[Bucket] = ()
         # Whether producers may wait for permits: a consumer has become more ready since they last
         # waited in vain.
         self.is_awaited = False
@@ -458,7 +403,6 @@ class Subscription:
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
-        self._slots = slots
         # Key_Shared only: the queue of each consumer. None before the first release, and after
         # consumers change.
         self._lanes: Lanes | None = None
@@ -505,7 +449,6 @@ class Subscription:
                 )
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky = kind, is_sticky
-            self.is_keyed = kind is SubscriptionKind.KEY_SHARED
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
             if self.arrivals is not None:
                 self.arrivals.needs_one = True  # Consumers of the former kind are now refused.
@@ -526,17 +469,22 @@ class Subscription:
                 self.arrivals.left(consumer)
         return self._dispatcher.remove(consumers)
 
-    def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
-        """Deliver a new entry, hold it, or drop it. Return the number of dropped messages.
+    def take(self, entry: Entry, deliveries: list[Delivery]) -> int:
+        """Deliver a new entry, hold it, or drop it, also if it exceeds a dispatch rate. Return the
+        number of dropped messages.
 
-        `slot` matters only if the subscription `is_keyed`.
+        What waits for consumers after a move is delivered without a limit.
         """
-        if self.arrivals is not None and not self._has_free_way(slot):
-            return self._hold(self.arrivals, entry, slot)
-        consumer = self._dispatcher.choose(slot)
+        if self.arrivals is not None and not self._has_free_way(entry):
+            return self._hold(self.arrivals, entry)
+        if self.arrivals is None and any(bucket.is_empty for bucket in self.buckets):
+            return self.drop(entry)
+        consumer = self._dispatcher.choose(entry)
         if consumer is None:
             return self.drop(entry)
         self._deliver(consumer, entry, deliveries)
+        for bucket in self.buckets:
+            bucket.spend(entry.messages, len(entry.block))
         return 0
 
     def room_for(self, entries: Sequence[Sent], link: object) -> int:
@@ -568,7 +516,7 @@ class Subscription:
         if isinstance(self._dispatcher, KeySharing):
             return self._release_lanes(arrivals, self._dispatcher, deliveries)
         while (entry := arrivals.first) is not None:
-            consumer = self._dispatcher.choose(0)
+            consumer = self._dispatcher.choose(entry)
             if consumer is None:
                 return 0
             self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
@@ -586,7 +534,7 @@ class Subscription:
         if self._lanes is None:
             self._lanes = Lanes()
             for entry in arrivals.entries:
-                consumer = sharing.consumer_of(self._slots.of(entry))
+                consumer = sharing.consumer_of(entry.slot)
                 if consumer is None:
                     dropped += self.drop(arrivals.take(entry.entry_id))
                 else:
@@ -599,21 +547,21 @@ class Subscription:
             self.arrivals = self._lanes = None
         return dropped
 
-    def _has_free_way(self, slot: int) -> bool:
-        """Return whether nothing waits for the consumer of this slot, so that a new entry can pass
-        the queue.
+    def _has_free_way(self, entry: Entry) -> bool:
+        """Return whether nothing waits for the consumer of a new entry, so that it can pass the
+        queue.
         """
         if self._lanes is None or not isinstance(self._dispatcher, KeySharing):
             return False
-        consumer = self._dispatcher.consumer_of(slot)
+        consumer = self._dispatcher.consumer_of(entry.slot)
         return consumer is None or consumer not in self._lanes
 
-    def _hold(self, arrivals: Arrivals, entry: Entry, slot: int) -> int:
+    def _hold(self, arrivals: Arrivals, entry: Entry) -> int:
         """Append a new entry to those that wait. Return the number of dropped messages."""
         if not arrivals.hold(entry):
             return self.drop(entry)
         if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
-            consumer = self._dispatcher.consumer_of(slot)
+            consumer = self._dispatcher.consumer_of(entry.slot)
             assert consumer is not None, "only what waits behind something has no free way"
             self._lanes.add(consumer, entry)
         return 0
@@ -625,10 +573,7 @@ class Subscription:
         arrivals, self.arrivals, self._lanes = self.arrivals, None, None
         if arrivals is None:
             return 0
-        return sum(
-            self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries)
-            for entry in arrivals.entries
-        )
+        return sum(self.take(entry, deliveries) for entry in arrivals.entries)
 
     def forget(self, entry_ids: Collection[int]) -> None:
         """Remove waiting entries by id."""
@@ -651,8 +596,7 @@ class Subscription:
         return sorted([*here, *(arrivals.missing if arrivals is not None else ())])
 
     def _deliver(self, consumer: Consumer, entry: Entry, deliveries: list[Delivery]) -> None:
-        _, block, messages = entry
-        size = len(block)
+        messages, size = entry.messages, len(entry.block)
         consumer.permits -= messages
         for meter in (consumer.delivered, self.delivered, self._topic_delivered):
             meter.messages += messages
@@ -682,61 +626,3 @@ def _entry_id_of(delivery: Delivery) -> int:
 
 def _kind_text(kind: SubscriptionKind, *, is_sticky: bool) -> str:
     return f"{kind.name.lower()}{' (sticky)' if is_sticky else ''}"
-
-
-class Throttled:
-    """A subscription for the entries of one publish, which drops what exceeds its buckets. It has
-    what `Topic.publish` uses.
-    """
-
-    __slots__ = ("_buckets", "_subscription", "is_keyed")
-
-    def __init__(self, subscription: Subscription, buckets: Sequence[Bucket]) -> None:
-        self._subscription = subscription
-        self._buckets = buckets
-        self.is_keyed = subscription.is_keyed
-
-    def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
-        """Pass an entry to `Subscription.take`, or drop it if a bucket is empty. Return the number
-        of dropped messages.
-
-        What waits for consumers after a move is delivered without a limit.
-        """
-        if self._subscription.arrivals is None and any(bucket.is_empty for bucket in self._buckets):
-            return self._subscription.drop(entry)
-        before = len(deliveries)
-        dropped = self._subscription.take(entry, slot, deliveries)
-        if len(deliveries) > before:
-            for bucket in self._buckets:
-                bucket.spend(entry.messages, len(entry.block))
-        return dropped
-
-
-class DispatchThrottle:
-    """The dispatch limits of one topic: of the topic, over all its subscriptions, and of each
-    subscription.
-    """
-
-    __slots__ = ("_of_subscription", "_topic")
-
-    def __init__(self, *, topic: Rate | None, subscription: Rate | None, now_ms: int) -> None:
-        self._topic = None if topic is None else Bucket(topic, now_ms=now_ms)
-        self._of_subscription = subscription
-
-    def over(self, subscriptions: Iterable[Subscription], now_ms: int) -> Sequence[Throttled]:
-        """Return the subscriptions of the topic with their buckets refilled, for entries that come
-        now.
-        """
-        if self._topic is not None:
-            self._topic.refill(now_ms)
-        return [
-            Throttled(subscription, self._buckets(subscription, now_ms))
-            for subscription in subscriptions
-        ]
-
-    def _buckets(self, subscription: Subscription, now_ms: int) -> Sequence[Bucket]:
-        if self._of_subscription is not None:
-            if subscription.bucket is None:
-                subscription.bucket = Bucket(self._of_subscription, now_ms=now_ms)
-            subscription.bucket.refill(now_ms)
-        return [bucket for bucket in (self._topic, subscription.bucket) if bucket is not None]

@@ -21,7 +21,7 @@ POINTS_PER_CONSUMER: Final = 100
 MURMUR_BYTES_MAX: Final = 256
 _DIGEST_BYTES: Final = 16
 
-# Buckets keep the cost of adding and removing a consumer the same with 500 consumers as with one.
+# Buckets keep the cost of adding a consumer the same with 500 consumers as with one.
 _SLOTS_PER_BUCKET: Final = 1_024
 
 # The key of entries without one: Pulsar's own text. They stay together, in order, on one consumer.
@@ -84,11 +84,6 @@ class _Spans:
     def add(self, span: _Span) -> None:
         insort(self._buckets[span[0] // _SLOTS_PER_BUCKET], span)
 
-    def remove(self, span: _Span) -> None:
-        """Remove a span that is present."""
-        bucket = self._buckets[span[0] // _SLOTS_PER_BUCKET]
-        del bucket[bisect_left(bucket, span)]
-
     def remove_of(self, holders: Collection[Holder]) -> None:
         """Remove all spans of these holders, in one pass."""
         self._buckets = [
@@ -122,13 +117,8 @@ class Ring:
         for point in _points_of(name, number):
             self._points.add(point)
 
-    def remove(self, name: str, number: int) -> None:
-        """Remove the points of a holder. Its slots go to the holders of the next points."""
-        for point in _points_of(name, number):
-            self._points.remove(point)
-
-    def remove_many(self, holders: Collection[Holder]) -> None:
-        """Remove several holders."""
+    def remove(self, holders: Collection[Holder]) -> None:
+        """Remove the points of holders. Their slots go to the holders of the next points."""
         self._points.remove_of(holders)
 
     def holder(self, slot: int) -> Holder | None:
@@ -189,13 +179,8 @@ class Stripes:
         for start, end in ranges:
             self._stripes.add((end, start, (name, number)))
 
-    def remove(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Remove a holder's ranges. Their slots have no holder afterwards."""
-        for start, end in ranges:
-            self._stripes.remove((end, start, (name, number)))
-
-    def remove_many(self, holders: Collection[Holder]) -> None:
-        """Remove several holders."""
+    def remove(self, holders: Collection[Holder]) -> None:
+        """Remove the ranges of holders. Their slots have no holder afterwards."""
         self._stripes.remove_of(holders)
 
     def holder(self, slot: int) -> Holder | None:

@@ -37,13 +37,9 @@ from equipoise.brokers.pulsar.topics.clients import (
 from equipoise.brokers.pulsar.topics.dispatch import (
     PERMITS_MAX,
     Delivery,
-    DispatchThrottle,
-    Slots,
     Subscription,
-    Throttled,
     wants_stripes,
 )
-from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.producers import Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate, Turns
@@ -134,7 +130,7 @@ class Topic:
 
     __slots__ = (
         "_absent_deadline_ms",
-        "_dispatch",
+        "_dispatch_bucket",
         "_held",
         "_holding",
         "_homes",
@@ -144,7 +140,6 @@ class Topic:
         "_producers",
         "_receipt_deadline_ms",
         "_reconnect_deadline_ms",
-        "_slots",
         "_subscriptions",
         "_turns",
         "delivered",
@@ -180,7 +175,6 @@ class Topic:
         self._producers = Producers(name, count_max=limits.producers_max)
         self._subscriptions: dict[str, Subscription] = {}
         self._homes: dict[Consumer, Subscription] = {}
-        self._slots = Slots()
         # Subscriptions to release at the next `tick`, in order.
         self._noted: dict[Subscription, None] = {}
         self._patience = Patience(wait_ms=limits.permits_wait_ms, now_ms=now_ms)
@@ -194,7 +188,7 @@ class Topic:
         # None: no limit of the rate at which producers publish, and at which subscriptions deliver.
         self.publish_bucket: Bucket | None = None
         self._turns = Turns()
-        self._dispatch: DispatchThrottle | None = None
+        self._dispatch_bucket: Bucket | None = None
         self._limit_publishing(now_ms)
         self._limit_dispatch(now_ms)
         if expected is not None:
@@ -220,16 +214,16 @@ class Topic:
         self.publish_bucket = None if rate is None else Bucket(rate, now_ms=now_ms)
 
     def _limit_dispatch(self, now_ms: int) -> None:
-        limits = self._limits
-        self._dispatch = None
+        rate = self._limits.dispatch_rate
+        self._dispatch_bucket = None if rate is None else Bucket(rate, now_ms=now_ms)
         for subscription in self._subscriptions.values():
-            subscription.bucket = None
-        if limits.dispatch_rate is not None or limits.subscription_dispatch_rate is not None:
-            self._dispatch = DispatchThrottle(
-                topic=limits.dispatch_rate,
-                subscription=limits.subscription_dispatch_rate,
-                now_ms=now_ms,
-            )
+            subscription.buckets = self._buckets(now_ms)
+
+    def _buckets(self, now_ms: int) -> Sequence[Bucket]:
+        """Return the buckets of a subscription: that of the topic, and its own."""
+        rate = self._limits.subscription_dispatch_rate
+        own = None if rate is None else Bucket(rate, now_ms=now_ms)
+        return [bucket for bucket in (self._dispatch_bucket, own) if bucket is not None]
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -445,20 +439,18 @@ class Topic:
             return outcome
         if self._reconnect_deadline_ms is not None:
             self._pass_deadlines(now_ms, outcome)
-        homes: Collection[Subscription | Throttled] = self._subscriptions.values()
-        if self._dispatch is not None:
-            homes = self._dispatch.over(self._subscriptions.values(), now_ms)
+        homes = self._subscriptions.values()
+        for subscription in homes:
+            for bucket in subscription.buckets:
+                bucket.refill(now_ms)
         total_messages = total_bytes = 0
         for sequence_id, highest_sequence_id, messages, block in entries:
             self.last_entry_id = entry_id = self.last_entry_id + 1
             total_messages += messages
             total_bytes += len(block)
             entry = Entry(entry_id, block, messages)
-            slot: int | None = None
             for subscription in homes:
-                if slot is None and subscription.is_keyed:
-                    slot = slot_of(block)
-                outcome.dropped += subscription.take(entry, slot or 0, outcome.deliveries)
+                outcome.dropped += subscription.take(entry, outcome.deliveries)
             receipts = self._held if self._holding else outcome.receipts
             receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
             if self._holding and len(self._held) > self._limits.waiting_entries_max:
@@ -473,30 +465,40 @@ class Topic:
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
         """Add to a consumer's permits. Return the deliveries that this allows."""
-        return self._released(self._granted(consumer, permits), now_ms)
+        self.note_flow(consumer, permits)
+        return self.tick(now_ms)
 
     # It is the news.
     def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001
         """Set whether a consumer's connection can be written to. Return the deliveries that this
         allows.
         """
-        consumer.is_writable = is_writable
-        home = self._homes.get(consumer)
-        if home is None or not is_writable:
+        if not is_writable:
+            consumer.is_writable = False
             return Outcome()
-        home.is_awaited = True
-        return self._released(home, now_ms)
+        self.note_writable(consumer)
+        return self.tick(now_ms)
 
     def note_flow(self, consumer: Consumer, permits: int) -> None:
         """Add permits while nothing may be delivered. The next `tick` returns the deliveries."""
-        self._note(self._granted(consumer, permits))
+        consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
+        consumer.has_flowed = consumer.has_flowed or permits > 0
+        home = self._homes.get(consumer)
+        if home is not None and consumer.permits > 0:
+            home.is_awaited = True
+            if home.arrivals is not None:
+                home.arrivals.flowed(consumer)
+        self._note(home)
 
     def note_writable(self, consumer: Consumer) -> None:
         """Note that a connection is writable again while nothing may be delivered; see
         `note_flow`.
         """
         consumer.is_writable = True
-        self._note(self._homes.get(consumer))
+        home = self._homes.get(consumer)
+        if home is not None:
+            home.is_awaited = True
+        self._note(home)
 
     def _note(self, home: Subscription | None) -> None:
         if home is not None and home.arrivals is not None:
@@ -590,7 +592,7 @@ class Topic:
             home.expect(self._arrivals(each.expected))
             for entry_id in each.waiting:
                 if entry_id in by_id:
-                    home.take(by_id[entry_id], 0, [])
+                    home.take(by_id[entry_id], [])
             self._subscriptions[each.name] = home
             self._absent_deadline_ms = now_ms + self._limits.absent_wait_ms
             self._reconnect_deadline_ms = now_ms + self._limits.reconnect_wait_ms
@@ -606,47 +608,22 @@ class Topic:
     def _subscription(
         self, name: str, kind: SubscriptionKind, *, is_sticky: bool, now_ms: int
     ) -> Subscription:
-        return Subscription(
+        subscription = Subscription(
             name,
             kind,
             is_sticky=is_sticky,
             partition=self.partition,
             topic_delivered=self.delivered,
-            slots=self._slots,
             now_ms=now_ms,
         )
+        subscription.buckets = self._buckets(now_ms)
+        return subscription
 
     def _moving(self) -> Refusal:
         return Refusal(
             error=ServerError.SERVICE_NOT_READY,
             message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker",
         )
-
-    def _granted(self, consumer: Consumer, permits: int) -> Subscription | None:
-        """Add to a consumer's permits. Return its subscription."""
-        consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
-        consumer.has_flowed = consumer.has_flowed or permits > 0
-        home = self._homes.get(consumer)
-        if home is not None and consumer.permits > 0:
-            home.is_awaited = True
-            if home.arrivals is not None:
-                home.arrivals.flowed(consumer)
-        return home
-
-    def _released(self, home: Subscription | None, now_ms: int) -> Outcome:
-        """Return the deliveries after a consumer of `home` became more ready."""
-        outcome = Outcome()
-        if home is not None and self._reconnect_deadline_ms is not None and not self.is_fenced:
-            self._pass_deadlines(now_ms, outcome)
-            self._release(home, outcome)
-        return outcome
-
-    def _release(self, home: Subscription, outcome: Outcome) -> None:
-        if not self._holding:
-            outcome.dropped += home.release(outcome.deliveries)
-            self._settle()
-        else:
-            self._stop_holding_if_complete(outcome)
 
     def _stop_holding_if_complete(self, outcome: Outcome) -> None:
         if all(
@@ -729,4 +706,3 @@ class Topic:
         """Clear the deadlines once no subscription waits."""
         if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
             self._absent_deadline_ms = self._reconnect_deadline_ms = None
-            self._slots.clear()

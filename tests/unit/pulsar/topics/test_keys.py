@@ -116,7 +116,7 @@ def test_the_ring_depends_only_on_its_holders() -> None:
         one.add(name, 0)
     for name in ("c", "x", "a", "b"):
         other.add(name, 0)
-    other.remove("x", 0)
+    other.remove({("x", 0)})
     before = [one.holder(slot) for slot in range(0, SLOTS, 7)]
     assert before == [other.holder(slot) for slot in range(0, SLOTS, 7)]
     one.add("d", 0)
@@ -150,7 +150,7 @@ def test_a_stripe_includes_both_ends() -> None:
     assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [
         stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)
     ]
-    stripes.remove("a", 0, [(10, 20), (30, 30)])
+    stripes.remove({("a", 0)})
     assert [None, ("b", 0), None] == [stripes.holder(slot) for slot in (20, 21, 30)]
 
 

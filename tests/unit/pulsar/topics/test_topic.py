@@ -31,7 +31,7 @@ def test_each_subscription_gets_an_entry_and_its_producer_a_receipt() -> None:
     assert topic.add_producer(producer) is None
     a, b = joined(topic, "a", "s1"), joined(topic, "b", "s2", SHARED)
     outcome = topic.publish(producer, [Sent(7, 9, 3, b"12345")], 1)
-    assert [(a, (1, b"12345", 3)), (b, (1, b"12345", 3))] == outcome.deliveries
+    assert [(a, Entry(1, b"12345", 3)), (b, Entry(1, b"12345", 3))] == outcome.deliveries
     assert [(producer, 7, 9, 1)] == outcome.receipts
     assert 0 == outcome.dropped
     assert [("a", 2), ("b", 2)] == delivered(send(topic, producer))
@@ -56,17 +56,14 @@ def test_permits_are_bounded() -> None:
 
 
 def test_the_slot_of_an_entry_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shared by all Key_Shared subscriptions. For entries that waited it is computed once
-    more.
-    """
+    """It is shared by all Key_Shared subscriptions, also after a move."""
     asked: list[bytes] = []
 
     def slot_of(block: bytes) -> int:
         asked.append(block)
         return 7
 
-    for module in ("topic", "dispatch"):
-        monkeypatch.setattr(f"equipoise.brokers.pulsar.topics.{module}.slot_of", slot_of)
+    monkeypatch.setattr("equipoise.brokers.pulsar.topics.arrivals.slot_of", slot_of)
     topic, producer = produced()
     joined(topic, "a", "shared", SHARED)
     send(topic, producer, b"1")
