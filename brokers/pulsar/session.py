@@ -315,16 +315,17 @@ class Session:
     def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         consumer = request.consumer.consumer
-        stats = replies.ConsumerStats(
+        stats = replies.consumer_stats(
+            request.request_id,
             name=consumer.name,
             kind=kind_name(request.consumer.served.topic.kind_of(consumer)),
             address=consumer.address,
             connected_since=consumer.connected_since,
             message_rate=consumer.delivered.message_rate,
             byte_rate=consumer.delivered.byte_rate,
-            permits=max(consumer.permits, 0),
+            permits=consumer.permits,
         )
-        self._connection.answer(request, replies.consumer_stats(request.request_id, stats))
+        self._connection.answer(request, stats)
 
     # --- requests that wait ---
 

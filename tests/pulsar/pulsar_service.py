@@ -30,15 +30,6 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 
 SCHEMA = Schema(name="n", kind=4, definition=b"d", properties=(("a", "b"),))
-STATS = replies.ConsumerStats(
-    name="c",
-    kind="Shared",
-    address="a",
-    connected_since="s",
-    permits=-1,
-    message_rate=1.5,
-    byte_rate=2.5,
-)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +95,17 @@ class DumbService:
             case SchemaOffered():
                 connection.answer(request, replies.schema_accepted(request.request_id, bytes(8)))
             case ConsumerStatsAsked():
-                connection.answer(request, replies.consumer_stats(request.request_id, STATS))
+                stats = replies.consumer_stats(
+                    request.request_id,
+                    name="c",
+                    kind="Shared",
+                    address="a",
+                    connected_since="s",
+                    permits=-1,
+                    message_rate=1.5,
+                    byte_rate=2.5,
+                )
+                connection.answer(request, stats)
             case ProducerAsked():
                 connection.producer_opened(request, "named", self.attached or request.producer_id)
             case SubscribeAsked():

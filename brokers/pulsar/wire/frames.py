@@ -54,19 +54,15 @@ class FrameReader:
     """Splits a stream into frames. It keeps at most one unfinished frame, and what `cost_max` left
     for later.
 
-    The same stream gives the same frames, however it is chunked. A byte is copied once into its
-    frame, and once more if its frame comes in several chunks.
+    The same stream gives the same frames, however it is chunked.
     """
 
     __slots__ = (
         "_command_bytes_max",
-        "_cost",
         "_has_begun",
-        "_left",
-        "_left_at",
-        "_needed_bytes",
-        "_unfinished",
+        "_kept",
         "frame_bytes_max",
+        "has_more",
         "problem",
     )
 
@@ -77,37 +73,27 @@ class FrameReader:
         self.frame_bytes_max = frame_bytes_max
         self._command_bytes_max = command_bytes_max
         self._has_begun = False
-        # The start of a frame, and how many bytes of it are needed to read on.
-        self._unfinished = bytearray()
-        self._needed_bytes = 0
-        # A chunk with frames that `feed` left for later, and where they begin.
-        self._left = b""
-        self._left_at = 0
-        self._cost = 0
+        self._kept = bytearray()
+        self.has_more = False
+        """Whether `feed` left bytes for later. Call it again, with or without more bytes."""
         self.problem: PulsarProtocolError | None = None
         """The damage behind the frames returned so far. No more frames follow, because their start
         is unknown."""
 
     @property
-    def has_more(self) -> bool:
-        """Whether `feed` left bytes for later. Call it again, with or without more bytes."""
-        return bool(self._left)
-
-    @property
     def pending_bytes(self) -> int:
         """The number of bytes kept: an unfinished frame, or frames left for later."""
-        return len(self._unfinished) + len(self._left) - self._left_at
+        return len(self._kept)
 
     def clear(self) -> None:
         """Drop all bytes kept."""
-        self._unfinished.clear()
-        self._needed_bytes = 0
-        self._left, self._left_at = b"", 0
+        self._kept.clear()
+        self.has_more = False
 
     def keep(self, data: bytes) -> None:
-        """Leave `data` for a later `feed`. The last `feed` must have ended at its `cost_max`."""
-        assert not self._unfinished, "a feed that ended at its cost_max begins no frame"
-        self._left += data
+        """Leave `data` for a later `feed`."""
+        self._kept += data
+        self.has_more = bool(self._kept)
 
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:
         """Return the frames that `data` completes, in order. Stop once handling them costs
@@ -115,71 +101,46 @@ class FrameReader:
 
         Never raises: damage is kept as `problem`.
         """
-        if self.problem is not None:
-            return []
-        data, at = self._left + data if data else self._left, self._left_at
-        self._left, self._left_at, self._cost = b"", 0, 0
         frames: list[Frame] = []
-        unfinished = self._unfinished
+        if self.problem is not None:
+            return frames
+        self._kept += data
+        at = cost = 0
         try:
-            while (
-                unfinished and (missing := self._needed_bytes - len(unfinished)) <= len(data) - at
-            ):
-                unfinished += data[at : at + missing]
-                at += missing
-                with memoryview(unfinished) as start:
-                    is_whole = self._split(start, 0, frames, cost_max) > 0
-                if is_whole:
-                    unfinished.clear()
-            if not unfinished:
-                at = self._split(data, at, frames, cost_max)
+            with memoryview(self._kept) as kept:
+                # Stop before the next frame is checked: the frames returned may change its bounds.
+                while cost_max is None or cost < cost_max:
+                    end = self._end_of_frame(kept, at)
+                    if end > len(kept):
+                        break
+                    start = at + 2 * _SIZE_BYTES
+                    command_end = start + _SIZE.unpack_from(kept, at + _SIZE_BYTES)[0]
+                    block = bytes(kept[command_end:end]) if end > command_end else None
+                    frames.append(Frame(bytes(kept[start:command_end]), block))
+                    cost += _COMMAND_COST if block is None else _ENTRY_COST
+                    at = end
         except PulsarProtocolError as problem:
             is_start = not self._has_begun and not frames
-            self.problem = (
-                _other_protocol(bytes(unfinished) + data) if is_start else None
-            ) or problem
+            self.problem = (_other_protocol(bytes(self._kept)) if is_start else None) or problem
             return frames
+        del self._kept[:at]
         self._has_begun = self._has_begun or bool(frames)
-        if cost_max is not None and self._cost >= cost_max and at < len(data):
-            self._left, self._left_at = data, at
-        else:
-            unfinished += data[at:]
+        self.has_more = cost_max is not None and cost >= cost_max and bool(self._kept)
         return frames
 
-    def _split(
-        self, data: bytes | memoryview, at: int, frames: list[Frame], cost_max: int | None
-    ) -> int:
-        """Append the complete frames of `data` from `at` on. Return where they end, and set
-        `_needed_bytes` for the next one.
+    def _end_of_frame(self, kept: memoryview, at: int) -> int:
+        """Return where the frame at `at` ends, or a greater place than the end if too little of it
+        came to tell. Raise on an impossible size as soon as it is announced.
         """
-        length = len(data)
-        # Stop before the next frame is checked: the frames returned may change its bounds.
-        while at < length and (cost_max is None or self._cost < cost_max):
-            start = at + 2 * _SIZE_BYTES
-            if length < start:
-                self._needed_bytes = self._end_of_next_size(data, at) - at
-                break
-            frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
-            self._check_sizes(frame_bytes, command_bytes)
-            end = at + _SIZE_BYTES + frame_bytes
-            if end > length:
-                self._needed_bytes = end - at
-                break
-            command_end = start + command_bytes
-            block = bytes(data[command_end:end]) if end > command_end else None
-            frames.append(Frame(bytes(data[start:command_end]), block))
-            self._cost += _COMMAND_COST if block is None else _ENTRY_COST
-            at = end
-        return at
-
-    def _end_of_next_size(self, data: bytes | memoryview, at: int) -> int:
-        """Return where the first missing size of a frame ends. Raise on an impossible size."""
-        if len(data) - at < _SIZE_BYTES:
-            return at + _SIZE_BYTES
-        # Check the size as soon as it is announced; the content of a frame that is too large is
-        # never needed.
-        self._check_sizes(_SIZE.unpack_from(data, at)[0], 0)
-        return at + 2 * _SIZE_BYTES
+        length = len(kept) - at
+        if length < _SIZE_BYTES:
+            return len(kept) + 1
+        frame_bytes = _SIZE.unpack_from(kept, at)[0]
+        has_sizes = length >= 2 * _SIZE_BYTES
+        self._check_sizes(
+            frame_bytes, _SIZE.unpack_from(kept, at + _SIZE_BYTES)[0] if has_sizes else 0
+        )
+        return at + _SIZE_BYTES + frame_bytes if has_sizes else len(kept) + 1
 
     def _check_sizes(self, frame_bytes: int, command_bytes: int) -> None:
         if frame_bytes > self.frame_bytes_max:

@@ -7,8 +7,7 @@ list that many clients share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, cast
 
 from equipoise.brokers.pulsar.wire.errors import ServerError
@@ -62,21 +61,6 @@ _RETRIED: Final = frozenset(
         ServerError.INVALID_TOPIC_NAME,
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStats:
-    """The stats of a consumer. Rates are per second, `connected_since` is ISO 8601, `kind` is
-    Pulsar's name.
-    """
-
-    name: str
-    kind: str
-    address: str
-    connected_since: str
-    permits: int
-    message_rate: float
-    byte_rate: float
 
 
 def _framed(command: BaseCommand) -> bytes:
@@ -143,17 +127,6 @@ def partitions(request_id: int, count: int) -> bytes:
     return _framed(BaseCommand(partitioned_metadata_response=body))
 
 
-def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """PARTITIONED_METADATA_RESPONSE: a failure."""
-    body = CommandPartitionedTopicMetadataResponse(
-        request_id=request_id,
-        response=CommandPartitionedTopicMetadataResponse.Failed,
-        error=_wire(code),
-        message=message,
-    )
-    return _framed(BaseCommand(partitioned_metadata_response=body))
-
-
 def located(request_id: int, url: str) -> bytes:
     """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port` or `pulsar+ssl://host:port`,
     as the owner advertises it everywhere.
@@ -168,19 +141,6 @@ def located(request_id: int, url: str) -> bytes:
         response=CommandLookupTopicResponse.Connect,
         authoritative=True,
         proxy_through_service_url=False,
-    )
-    return _framed(BaseCommand(lookup_response=body))
-
-
-def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """LOOKUP_RESPONSE: a failure. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY`
-    clients close the whole connection.
-    """
-    body = CommandLookupTopicResponse(
-        request_id=request_id,
-        response=CommandLookupTopicResponse.Failed,
-        error=_wire(code),
-        message=message,
     )
     return _framed(BaseCommand(lookup_response=body))
 
@@ -266,31 +226,35 @@ def no_last_message(request_id: int) -> bytes:
     return _framed(BaseCommand(get_last_message_id_response=body))
 
 
-def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
-    """CONSUMER_STATS_RESPONSE. Counts that do not apply to a non-persistent topic are 0."""
+def consumer_stats(
+    request_id: int,
+    *,
+    name: str,
+    kind: str,
+    address: str,
+    connected_since: str,
+    permits: int,
+    message_rate: float,
+    byte_rate: float,
+) -> bytes:
+    """CONSUMER_STATS_RESPONSE. Rates are per second, `connected_since` is ISO 8601, `kind` is
+    Pulsar's name. Counts that do not apply to a non-persistent topic are 0.
+    """
     body = CommandConsumerStatsResponse(
         request_id=request_id,
-        msgRateOut=stats.message_rate,
-        msgThroughputOut=stats.byte_rate,
+        msgRateOut=message_rate,
+        msgThroughputOut=byte_rate,
         msgRateRedeliver=0.0,
-        consumerName=stats.name,
-        availablePermits=max(stats.permits, 0),
+        consumerName=name,
+        availablePermits=max(permits, 0),
         unackedMessages=0,
         blockedConsumerOnUnackedMsgs=False,
-        address=stats.address,
-        connectedSince=stats.connected_since,
-        type=stats.kind,
+        address=address,
+        connectedSince=connected_since,
+        type=kind,
         msgRateExpired=0.0,
         msgBacklog=0,
         messageAckRate=0.0,
-    )
-    return _framed(BaseCommand(consumer_stats_response=body))
-
-
-def consumer_stats_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """CONSUMER_STATS_RESPONSE: a failure."""
-    body = CommandConsumerStatsResponse(
-        request_id=request_id, error_code=_wire(code), error_message=message
     )
     return _framed(BaseCommand(consumer_stats_response=body))
 
@@ -312,44 +276,37 @@ def schema_found(request_id: int, version: bytes, schema: Schema) -> bytes:
     )
 
 
-def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
-    """GET_SCHEMA_RESPONSE: a failure, with `TOPIC_NOT_FOUND` if there is no schema."""
-    body = CommandGetSchemaResponse(
-        request_id=request_id, error_code=_wire(code), error_message=message
-    )
-    return _framed(BaseCommand(get_schema_response=body))
-
-
 def schema_accepted(request_id: int, version: bytes) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE: the schema's version."""
     body = CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return _framed(BaseCommand(get_or_create_schema_response=body))
 
 
-def schema_refused(request_id: int, code: ServerError, message: str) -> bytes:
-    """GET_OR_CREATE_SCHEMA_RESPONSE: a failure."""
-    body = CommandGetOrCreateSchemaResponse(
-        request_id=request_id, error_code=_wire(code), error_message=message
-    )
-    return _framed(BaseCommand(get_or_create_schema_response=body))
-
-
-_OWN_REFUSALS: Final[Mapping[str, Callable[[int, ServerError, str], bytes]]] = {
-    "PARTITIONED_METADATA": partitions_failed,
-    "LOOKUP": lookup_failed,
-    "CONSUMER_STATS": consumer_stats_failed,
-    "GET_SCHEMA": schema_missing,
-    "GET_OR_CREATE_SCHEMA": schema_refused,
-}
-
-
 def refusal(command: str, request_id: int, code: ServerError, message: str) -> bytes:
     """Return the refusal of a command in the form its client expects: the response to it if that
     can fail, else ERROR.
 
-    `command` is Pulsar's name. For SUBSCRIBE see `consumer_refused`.
+    `command` is Pulsar's name. For SUBSCRIBE see `consumer_refused`. In answers to a lookup use
+    `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection.
     """
-    return _OWN_REFUSALS.get(command, error)(request_id, code, message)
+    about: dict[str, object] = {"request_id": request_id, "error": _wire(code), "message": message}
+    failed = {"request_id": request_id, "error_code": _wire(code), "error_message": message}
+    match command:
+        case "PARTITIONED_METADATA":
+            about["response"] = CommandPartitionedTopicMetadataResponse.Failed
+            reply = BaseCommand(partitioned_metadata_response=about)
+        case "LOOKUP":
+            about["response"] = CommandLookupTopicResponse.Failed
+            reply = BaseCommand(lookup_response=about)
+        case "CONSUMER_STATS":
+            reply = BaseCommand(consumer_stats_response=failed)
+        case "GET_SCHEMA":
+            reply = BaseCommand(get_schema_response=failed)
+        case "GET_OR_CREATE_SCHEMA":
+            reply = BaseCommand(get_or_create_schema_response=failed)
+        case _:
+            reply = BaseCommand(error=about)
+    return _framed(reply)
 
 
 # A varint has seven bits of a number per byte, lowest first. The highest bit means that more
