@@ -1,15 +1,18 @@
 """Keep the tables of open bundles and their topics in step when bundles open, close, split and
-merge, and redirect the clients of topics that close.
+merge, redirect the clients of topics that close, and compute the load of bundles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
+from equipoise.brokers.balancing.splitting.split_points import TopicLoad
 from equipoise.brokers.pulsar.served import Counts, Deadlines, Served, now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.clients import Consumer, Link
@@ -17,7 +20,8 @@ from equipoise.brokers.pulsar.topics.names import partition_of
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership
 from equipoise.channel.core.errors import Overloaded
-from equipoise.channel.core.ranges import parse_topic, tenant_in
+from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,6 +59,8 @@ class Hosting:
         self._bundles: dict[str, Hosted] = {}
         self._topics: dict[str, Served] = {}
         self._redirecting: set[asyncio.Task[None]] = set()
+        self._counted: Mapping[str, Totals] = {}
+        self._counted_since = time.monotonic()
 
     @property
     def bundles(self) -> Mapping[str, Hosted]:
@@ -132,6 +138,19 @@ class Hosting:
             self._redirecting.add(task)
             task.add_done_callback(self._redirecting.discard)
         return states
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """Return each bundle's load per second since the last call, and its connected clients."""
+        now = time.monotonic()
+        seconds, self._counted_since = max(now - self._counted_since, 0.001), now
+        before, self._counted = (
+            self._counted,
+            {name: totals_of(served.topic) for name, served in self._topics.items()},
+        )
+        return {
+            name: load_of(hosted.topics.values(), before, self._counted, seconds)
+            for name, hosted in self._bundles.items()
+        }
 
     async def all_redirected(self) -> None:
         """Wait until all consumers of closed bundles are redirected. The wait is bounded."""
@@ -251,3 +270,85 @@ async def _redirect_consumers(link: Link, consumers: Sequence[Consumer], url: st
     await link.settled()
     for consumer in consumers:
         link.redirect_consumer(consumer, url)
+
+
+class Totals(NamedTuple):
+    """The counters of a topic since it was created here."""
+
+    entries_in: int = 0
+    messages_in: int = 0
+    bytes_in: int = 0
+    entries_out: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+
+
+_NOTHING: Final = Totals()
+
+
+def totals_of(topic: Topic) -> Totals:
+    """Return the current counters of a topic."""
+    published, delivered = topic.published, topic.delivered
+    return Totals(
+        entries_in=published.entries,
+        messages_in=published.messages,
+        bytes_in=published.bytes,
+        entries_out=delivered.entries,
+        messages_out=delivered.messages,
+        bytes_out=delivered.bytes,
+    )
+
+
+def load_of(
+    topics: Iterable[Served],
+    before: Mapping[str, Totals],
+    now: Mapping[str, Totals],
+    seconds: float,
+) -> BundleLoad:
+    """Return the load of a bundle with these topics over the last `seconds`, from the difference of
+    `now` and `before` (by full name).
+
+    Messages and entries count once when they come in, and once for each subscription that they are
+    delivered to. An entry is a call: a batch of many messages takes the broker about as long as one
+    message of the same size (`make bench BENCH=costs`).
+    """
+    rates = [0.0] * len(_NOTHING)
+    producers = consumers = count = 0
+    for served in topics:
+        count += 1
+        producers += len(served.topic.producers)
+        consumers += served.topic.consumer_count
+        earlier = before.get(served.name, _NOTHING)
+        for place, total in enumerate(now[served.name]):
+            # A lower count means that the topic left and came back.
+            rates[place] += max(total - earlier[place], 0) / seconds
+    entries_in, messages_in, bytes_in, entries_out, messages_out, bytes_out = rates
+    return BundleLoad(
+        calls_per_second=entries_in + entries_out,
+        bytes_per_second=bytes_in + bytes_out,
+        sessions=producers + consumers,
+        messaging=Messaging(
+            messages_in_per_second=messages_in,
+            bytes_in_per_second=bytes_in,
+            messages_out_per_second=messages_out,
+            bytes_out_per_second=bytes_out,
+            producers=producers,
+            consumers=consumers,
+            topics=count,
+        ),
+    )
+
+
+def topic_loads(topics: Iterable[Served]) -> tuple[TopicLoad, ...]:
+    """Return each topic's point in the hash space and its load, both ways, over the last window of
+    its rates.
+    """
+    return tuple(
+        TopicLoad(
+            point=topic_hash(served.name),
+            messages_per_second=served.topic.published.message_rate
+            + served.topic.delivered.message_rate,
+            bytes_per_second=served.topic.published.byte_rate + served.topic.delivered.byte_rate,
+        )
+        for served in topics
+    )

@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-from equipoise.brokers.pulsar.admission import Admission
-from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
 from equipoise.brokers.pulsar.connections import Connections
-from equipoise.brokers.pulsar.directory import Directory
+from equipoise.brokers.pulsar.directory import Admission, Directory
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.rights import Rights
+from equipoise.brokers.pulsar.schemas import ClusterSchemas
 from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.session import Parts, Session

@@ -20,7 +20,6 @@ are back (`brokers.pulsar.topics.topic`).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Final
@@ -29,12 +28,11 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
 from equipoise.brokers.pulsar.closed import Handovers
-from equipoise.brokers.pulsar.hosting import Hosting
+from equipoise.brokers.pulsar.hosting import Hosting, topic_loads
+from equipoise.brokers.pulsar.schemas import Schemas
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.policies import PolicyTable
-from equipoise.brokers.pulsar.topics.schemas import Schemas
-from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
@@ -62,8 +60,6 @@ class PulsarService(Service):
         self.handovers = Handovers(self.settings, self.counts, lambda: self.host.broker_id)
         self.schemas = Schemas()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
-        self._counted: Mapping[str, Totals] = {}
-        self._counted_since = time.monotonic()
 
     def policies_of(self, namespace: str) -> Document:
         """Return the current policies of a namespace; none if it does not exist."""
@@ -153,16 +149,7 @@ class PulsarService(Service):
 
     def load(self) -> Mapping[str, BundleLoad]:
         """Return each bundle's load per second since the last call, and its connected clients."""
-        now = time.monotonic()
-        seconds, self._counted_since = max(now - self._counted_since, 0.001), now
-        before, self._counted = (
-            self._counted,
-            {name: totals_of(served.topic) for name, served in self.hosting.topics.items()},
-        )
-        return {
-            name: load_of(hosted.topics.values(), before, self._counted, seconds)
-            for name, hosted in self.hosting.bundles.items()
-        }
+        return self.hosting.load()
 
     # --- calls by sessions ---
 

@@ -18,17 +18,15 @@ from functools import partial
 from typing import Final, TypeVar
 
 from equipoise.brokers.errors import UnknownNamespace
-from equipoise.brokers.pulsar.admission import Admission
-from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
 from equipoise.brokers.pulsar.connections import Connections
-from equipoise.brokers.pulsar.directory import Directory
+from equipoise.brokers.pulsar.directory import Admission, Directory
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.rights import Guarded, Rights
+from equipoise.brokers.pulsar.schemas import ClusterSchemas
 from equipoise.brokers.pulsar.served import Served, now_ms, send_active_changes
 from equipoise.brokers.pulsar.service import PulsarService
-from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer, Refusal
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Meter, Producer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
-from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.throttling import Patience
 from equipoise.brokers.pulsar.topics.topic import Topic

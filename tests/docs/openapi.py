@@ -26,7 +26,6 @@ from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, texts_of
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
-from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
@@ -55,11 +54,10 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Balancing": Balancing,
     "Controls": Controls,
     "Decisions": Decisions,
-    "Lists of topics": Lists,
     "Topics": Topics,
     "Partitioned topics": Partitions,
     "Schemas": SchemaPaths,
-    "Namespaces with topics": NamespacesWithTopics,
+    "Lists and backlogs of topics": NamespacesWithTopics,
     "Policies of topics": TopicPolicies,
     "Assignment": Assignment,
     "Health": Health,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
-from equipoise.brokers.pulsar.topics.clients import Consumer, Link, Producer, Refusal
-from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.clients import Consumer, Link, Meter, Producer, Refusal
 from equipoise.brokers.pulsar.topics.topic import (
     Outcome,
     SubscriptionState,

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from equipoise.brokers.http.admin.absent import defaults
 from equipoise.brokers.http.answers import problem_answer
-from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
@@ -65,7 +64,7 @@ class PulsarAdmin:
         self._worker = worker
         self._server = server
         self.namespaces = NamespacesWithTopics(worker, server, lookups)
-        of_topics = (Lists, Topics, Partitions, SchemaPaths)
+        of_topics = (Topics, Partitions, SchemaPaths)
         self._paths = [
             *(group(worker, server, lookups) for group in of_topics),
             self.namespaces,

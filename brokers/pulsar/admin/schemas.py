@@ -16,10 +16,10 @@ from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.pulsar import cluster_schemas
+from equipoise.brokers.pulsar import schemas
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
+from equipoise.brokers.pulsar.schemas import KINDS, SCHEMA_BYTES_MAX, size_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.schemas import KINDS, SCHEMA_BYTES_MAX, size_of
 from equipoise.brokers.pulsar.wire.requests import VERSION_BYTES, Schema, version_of
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -88,7 +88,7 @@ class SchemaPaths(TopicPaths):
         version = version_in(request.match_info.get("version"))
         if flag_of(request, "local"):
             known = self._service.schemas.find(partitioned_name(topic.full), version)
-            return done() if known is None else json_answer(cluster_schemas.document(known[1]))
+            return done() if known is None else json_answer(schemas.document(known[1]))
         found = await self._server.schemas.find(topic, version)
         if found is None:
             raise _no_schema(topic, "a schema" if version is None else "this schema version")

@@ -13,9 +13,8 @@ from itertools import chain
 from typing import ClassVar, Final, Protocol
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_expect
-from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Refusal
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Meter, Refusal
 from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes, slot_of
-from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.throttling import Bucket
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, TypeGuard
 
-from equipoise.brokers.pulsar.topics.clients import Consumer, Producer
+from equipoise.brokers.pulsar.topics.clients import Consumer, Meter, Producer
 from equipoise.brokers.pulsar.topics.dispatch import Subscription
-from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.brokers.pulsar.admin import lists
+from equipoise.brokers.pulsar.admin import namespaces
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
+from equipoise.brokers.pulsar.schemas import SCHEMA_BYTES_MAX
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.topics.schemas import SCHEMA_BYTES_MAX
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.runtime.service import Ownership, Peer
@@ -208,7 +208,7 @@ async def test_stats_of_a_broker_let_clients_be_served_between_bundles(
         loop.call_soon(member.service.hosting.close, last, None)
         return topic_stats(topic, owner_broker=owner_broker)
 
-    monkeypatch.setattr(lists, "topic_stats", stats)
+    monkeypatch.setattr(namespaces, "topic_stats", stats)
     found = field(await member.get("/admin/v2/broker-stats/topics"), NAMESPACE)
     assert isinstance(found, dict)
     assert [bundle.rpartition("/")[2] for bundle in sorted(names)][:-1] == list(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar import cluster_schemas
+from equipoise.brokers.pulsar import schemas as cluster_schemas
 from equipoise.brokers.pulsar.admin.schemas import schema_document, version_in
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError

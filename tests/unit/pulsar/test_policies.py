@@ -8,7 +8,7 @@ import json
 import pytest
 
 from equipoise.brokers.agent.requests import Intent
-from equipoise.brokers.pulsar import served
+from equipoise.brokers.pulsar import hosting, served
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from equipoise.brokers.runtime.service import Bundle
@@ -196,7 +196,8 @@ async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(
     change of the rate is noticed meanwhile.
     """
     now_ms = served.now_ms()
-    monkeypatch.setattr(served, "now_ms", lambda: now_ms)
+    for module in (hosting, served):
+        monkeypatch.setattr(module, "now_ms", lambda: now_ms)
     await put(running, "publishRate", {"publishThrottlingRateInMsg": 20})
     owner = running.owner_of()
     client = await owner.client()

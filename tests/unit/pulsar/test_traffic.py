@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.balancing.splitting.split_points import TopicLoad
+from equipoise.brokers.pulsar.hosting import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.served import Served
-from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from tests.pulsar.topics import joined, make_producer, send

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar.topics import schemas as module
-from equipoise.brokers.pulsar.topics.schemas import Schemas
+from equipoise.brokers.pulsar import schemas as module
+from equipoise.brokers.pulsar.schemas import Schemas
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 
