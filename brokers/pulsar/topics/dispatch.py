@@ -253,7 +253,7 @@ class KeySharing:
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        gone = {self._holder_of.pop(consumer) for consumer in consumers}
+        gone = dict.fromkeys(self._holder_of.pop(consumer) for consumer in consumers)
         for holder in gone:
             del self._holders[holder]
         self._ring.remove(gone)
