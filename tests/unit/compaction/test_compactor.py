@@ -31,6 +31,7 @@ from tests.channels.compacting import (
     image_of,
     in_an_hour,
     marker_in,
+    renewed,
     restored_to_end,
     write_snapshot,
     written,
@@ -47,6 +48,14 @@ def log() -> Iterator[GapLog]:
     log = GapLog()
     yield log
     log.close()
+
+
+@pytest.fixture
+def other(log: GapLog) -> Iterator[GapLog]:
+    """The same log, as another compactor has it."""
+    other = GapLog(name=log.name)
+    yield other
+    other.close()
 
 
 @pytest.fixture
@@ -100,17 +109,15 @@ def test_only_what_changed_is_written(log: GapLog) -> None:
 
 
 @pytest.mark.usefixtures("one_broker")
-def test_a_dry_run_changes_nothing(log: GapLog) -> None:
+def test_a_dry_run_changes_nothing(log: GapLog, other: GapLog) -> None:
     """A dry run says what a compaction would say, fences nobody, writes nothing and removes
     nothing.
     """
     log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
-    other = GapLog(name=log.name)
     would = compacted(other, dry_run=True)
     assert (1, None) == (log.start(), log.compacted_snapshot().load())
     log.compacted_snapshot().replace([], b"not fenced", timeout_ms=TIMEOUT_MS)
     assert replace(compacted(other), dry_run=True) == would
-    other.close()
 
 
 def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
@@ -130,10 +137,7 @@ def test_a_retention_keeps_the_newest(log: GapLog, text: str) -> None:
     """What the retention asks for stays on the log, and what the compaction before kept for it goes
     when it may.
     """
-    channel = written(log, channel_with("a:1", bundles=16))
-    for _ in range(20):
-        channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
-    written(log, channel)
+    written(log, renewed(channel_with("a:1", bundles=16), 20))
     done = compacted(log, retain=parse_retention(text))
     left = [entry.data for entry in log.read(log.start(), limit=100)]
     assert (
@@ -151,9 +155,7 @@ def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("equipoise.compaction.compactor.RECORDS_BETWEEN", 5)
     channel = written(log, channel_with("a:1"))
     for _ in range(3):
-        for _ in range(17):
-            channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
-        written(log, channel)
+        written(log, renewed(channel, 17))
         compacted(log, retain=Retention(unit="bytes", amount=2_000))
         left = [len(entry.data) for entry in log.read(log.start(), limit=100)]
         assert 2_000 <= sum(left) < 2_000 + 6 * max(left)
@@ -167,20 +169,18 @@ def test_steps_are_told_in_order(log: GapLog) -> None:
     told: list[str] = []
     compacted(log, retain=ONE_OFFSET, step=told.append)
     assert list(Step) == told
-    renew(channel, "a:1")
-    written(log, channel)
+    written(log, renewed(channel, 1))
     told.clear()
     compacted(log, step=told.append)
     assert [step for step in Step if not step.startswith("history")] == told
 
 
 @pytest.mark.parametrize("step", list(Step))
-def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
+def test_two_at_once_do_no_harm(log: GapLog, other: GapLog, step: Step) -> None:
     """Whenever another compactor comes and goes, with more to write even, one is fenced or finds
     nothing to do.
     """
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
-    other = GapLog(name=log.name)
 
     def overtake(told: str) -> None:
         if told == step:
@@ -188,29 +188,15 @@ def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
             written(other, channel)
             compacted(other)
 
-    with suppress(SnapshotFenced, LogTruncated):
+    # Who was overtaken after its claim cannot write, and says that another one does.
+    is_fenced = step == Step.ENCODED
+    with pytest.raises(SnapshotFenced) if is_fenced else suppress(SnapshotFenced, LogTruncated):
         compacted(log, retain=ONE_OFFSET, step=overtake)
     assert (all_rows(channel.view), channel.view.offset) == (
         image_of(log).rows,
         marker_in(log).horizon,
     )
     assert all_of(channel.view) == all_of(restored_to_end(log))
-    other.close()
-
-
-def test_an_older_one_is_fenced(log: GapLog) -> None:
-    """Who was overtaken after its claim cannot write, and says that another one does."""
-    channel = written(log, channel_with("a:1"))
-    other = GapLog(name=log.name)
-
-    def overtake(told: str) -> None:
-        if told == Step.ENCODED:
-            compacted(other)
-
-    with pytest.raises(SnapshotFenced):
-        compacted(log, step=overtake)
-    assert channel.view.offset == marker_in(log).horizon
-    other.close()
 
 
 def parted(channel: Channel, broker: str) -> None:
@@ -221,42 +207,23 @@ def parted(channel: Channel, broker: str) -> None:
     assert verdict.diverged
 
 
-def renew(channel: Channel, broker: str) -> None:
-    """Let a broker say that its view is this one."""
-    verdict = channel.put(propose.renewed(channel.author(broker), channel.broker(broker)))
-    assert verdict.accepted
-    assert not verdict.diverged
-
-
-def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog, *, dies: bool) -> None:
     """While a broker says that its view is another, nothing is written and nothing is removed, and
-    it is named.
+    it is named. If it has died, it is in the way until another one, alive, has agreed.
     """
     channel = channel_with("a:1", "b:1")
     parted(channel, "a:1")
-    renew(channel, "b:1")
+    if dies:
+        channel.die("a:1")
+    else:
+        renewed(channel, 1, broker="b:1")
     written(log, channel)
-    with pytest.raises(CompactionRefused, match="broker a:1 reported at offset 5") as caught:
+    with pytest.raises(CompactionRefused, match="broker a:1 reported at offset") as caught:
         compacted(log)
     assert log.name == caught.value.log
     assert (1, None) == (log.start(), log.compacted_snapshot().load())
-    renew(channel, "a:1")
-    written(log, channel)
-    assert channel.view.offset == compacted(log).horizon
-
-
-def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
-    """A broker that parted and died is in the way until another one, alive, has said that it
-    agrees.
-    """
-    channel = channel_with("a:1", "b:1")
-    parted(channel, "a:1")
-    channel.die("a:1")
-    written(log, channel)
-    with pytest.raises(CompactionRefused):
-        compacted(log)
-    renew(channel, "b:1")
-    written(log, channel)
+    written(log, renewed(channel, 1, broker="b:1" if dies else "a:1"))
     assert channel.view.offset == compacted(log).horizon
 
 

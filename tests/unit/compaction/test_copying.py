@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, repeat
 
 import pytest
 
@@ -272,24 +273,27 @@ def renewal(channel: Channel, broker: str) -> bytes:
     return encode(propose.renewed(channel.author(broker), channel.broker(broker)))
 
 
+@pytest.mark.parametrize(("words", "named"), [("a", "a"), ("?", "b"), ("ba", "a, b: stop")])
 def test_a_broker_that_renews_is_not_copied_away_from(
-    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch, words: str, named: str
 ) -> None:
     """While anybody says anything, also what is rejected, the copy is refused, and both logs are as
-    they were.
+    they were. Once one broker was heard the others get the time of a renewal, so that the operator
+    learns of all at once.
     """
     channel = working_channel()
     write(old, channel)
-    words = [renewal(channel, "a"), b'{"kind":"?","publisher":"b","incarnation":3,"sequence":99}']
-    for word in words:
-        before = old.end() + 1
-        monkeypatch.setattr(
-            old, "wait", lambda *_, word=word, **__: old.append([word], timeout_ms=TIMEOUT_MS)
-        )
-        refused(OperatorError, "in use by", old, new)
-        assert [word] == [entry.data for entry in old.read(before, limit=10)][:1]
-        assert [] == entries_of(new)
-        assert restored_to_end(old).live
+    rejected = b'{"kind":"?","publisher":"b","incarnation":3,"sequence":99}'
+    said = [rejected if word == "?" else renewal(channel, word) for word in words]
+    spoken = chain(said, repeat(said[-1]))
+    monkeypatch.setattr(
+        old, "wait", lambda *_, **__: old.append([next(spoken)], timeout_ms=TIMEOUT_MS)
+    )
+    before = old.end() + 1
+    refused(OperatorError, f"in use by {named}", old, new)
+    assert said == [entry.data for entry in old.read(before, limit=10)][: len(said)]
+    assert [] == entries_of(new)
+    assert restored_to_end(old).live
 
 
 @pytest.mark.parametrize("word", ["renewal", "join"])
@@ -540,21 +544,6 @@ def test_a_target_that_was_begun_leaves_the_old_log_open(
     end = old.end()
     refused(CallerError, "nothing can be copied to", old, new)
     assert end == old.end()
-
-
-def test_all_who_speak_are_named(
-    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once one broker was heard the others get the time of a renewal, so that the operator learns
-    of all at once.
-    """
-    channel = working_channel()
-    write(old, channel)
-    words = iter([renewal(channel, "b"), renewal(channel, "a")])
-    monkeypatch.setattr(
-        old, "wait", lambda *_, **__: old.append([next(words)], timeout_ms=TIMEOUT_MS)
-    )
-    refused(OperatorError, "in use by a, b: stop", old, new)
 
 
 @pytest.mark.usefixtures("left")

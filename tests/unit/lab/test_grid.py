@@ -58,12 +58,6 @@ def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None
     ] == runs
 
 
-def test_a_grid_without_values_runs_the_defaults() -> None:
-    assert [PlannedRun(trace="steady", policy=OURS, settings=(), seed=1)] == planned_runs(
-        ["steady"], [OURS], {}, seeds=1
-    )
-
-
 def test_a_grid_that_is_too_large_is_refused_before_it_is_made() -> None:
     values = {
         f"balanced.{name}": tuple(map(str, range(1_000)))

@@ -48,12 +48,6 @@ def test_each_policy_runs_and_no_load_is_lost(shedder: str) -> None:
         owners[move.bundle] = move.destination
 
 
-def test_without_balancing_nothing_moves() -> None:
-    off = BalancingSettings(balancing=RoundSettings(enabled=False))
-    result = run(generated("hot-key", replace(_SMALL, duration_s=300.0)), off)
-    assert ((), 0.0) == (result.moves, result.metrics().load_moved)
-
-
 def test_a_broker_that_joins_is_filled_at_once() -> None:
     trace = generated("broker-added", _SMALL)
     joins_s = trace.brokers[-1].joins_s

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.traces import KINDS, Loads, Shape, Trace, TraceBroker, generated
+from equipoise.lab.traces import KINDS, Shape, Trace, TraceBroker, generated
 
 _SMALL = Shape(brokers=4, bundles=40, duration_s=1_200.0)
 
@@ -48,27 +51,30 @@ def test_the_load_of_each_kind_has_its_shape() -> None:
     assert heaviest["heavy-tailed"] > heaviest["steady"]
 
 
-def test_refuses_impossible_traces() -> None:
-    broker = TraceBroker(broker="a:1", capacity=1.0)
-    loads = np.ones((2, 2))
+BROKER = TraceBroker(broker="a:1", capacity=1.0)
 
-    def made(loads: Loads, *brokers: TraceBroker) -> Trace:
-        return Trace(name="t", step_s=10.0, bundles=("x", "y"), brokers=brokers, loads=loads)
 
-    assert 20.0 == made(loads, broker).duration_s
-    with pytest.raises(CallerError, match="step 0 has the load nan of y"):
-        made(np.array([[1.0, np.nan]]), broker)
-    with pytest.raises(CallerError, match=r"step 1 has the load -1\.0 of x"):
-        made(np.array([[1.0, 1.0], [-1.0, 1.0]]), broker)
-    with pytest.raises(CallerError, match="shape"):
-        made(np.ones((2, 3)), broker)
-    with pytest.raises(CallerError, match="no broker is live"):
-        made(loads, TraceBroker(broker="a:1", capacity=1.0, joins_s=10.0))
-    with pytest.raises(CallerError, match="capacity"):
-        made(loads, TraceBroker(broker="a:1", capacity=0.0))
-    with pytest.raises(CallerError, match="twice"):
-        made(loads, broker, broker)
-    with pytest.raises(CallerError, match="the kinds are steady"):
-        generated("unknown")
-    with pytest.raises(CallerError, match="at least two brokers"):
-        generated("steady", Shape(brokers=1))
+def made(loads: list[list[float]], *brokers: TraceBroker) -> Trace:
+    return Trace(name="t", step_s=10.0, bundles=("x", "y"), brokers=brokers, loads=np.array(loads))
+
+
+EVEN = [[1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: made([[1.0, np.nan]], BROKER), "step 0 has the load nan of y"),
+        (lambda: made([[1.0, 1.0], [-1.0, 1.0]], BROKER), r"step 1 has the load -1\.0 of x"),
+        (lambda: made([[1.0, 1.0, 1.0]] * 2, BROKER), "shape"),
+        (lambda: made(EVEN, replace(BROKER, joins_s=10.0)), "no broker is live"),
+        (lambda: made(EVEN, replace(BROKER, capacity=0.0)), "capacity"),
+        (lambda: made(EVEN, BROKER, BROKER), "twice"),
+        (lambda: generated("unknown"), "the kinds are steady"),
+        (lambda: generated("steady", Shape(brokers=1)), "at least two brokers"),
+    ],
+)
+def test_an_impossible_trace_is_refused(make: Callable[[], Trace], problem: str) -> None:
+    assert 20.0 == made(EVEN, BROKER).duration_s
+    with pytest.raises(CallerError, match=problem):
+        make()
