@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_load, encode_load
+from equipoise.brokers.load.documents import decode_load, encode_load, light
 from equipoise.brokers.load.topics import LOADS, SAMPLES
 from equipoise.channel.core.side_log import Document, SideLog, read_on
 from equipoise.channel.log.open_log import open_side_log
@@ -41,7 +41,8 @@ class LoadBus:
         self._latest: dict[str, tuple[int, Load]] = {}
 
     def publish(self, load: Load) -> None:
-        """Publish what a broker has measured."""
+        """Publish what a broker has measured, as `light` leaves it."""
+        load = light(load)
         if self._samples is not None:
             self._samples.append([Document(load.broker, encode_load(load))])
             return

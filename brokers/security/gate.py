@@ -4,7 +4,6 @@ the time, and count refusals.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -41,9 +40,6 @@ _logger: Final = logging.getLogger(__name__)
 
 KEYS_MAX: Final = 8
 """The most keys in a folder. A forged token costs a check by each, of about 0.1 ms."""
-
-# How often a broker looks for changed files.
-_LOOK_S: Final = 1.0
 
 _METHOD_CHARACTERS_MAX: Final = 16
 
@@ -170,12 +166,6 @@ class Gate:
                 )
             )
         return checked
-
-    async def run(self) -> None:
-        """Look for changed keys and users every second, forever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
 
     def look(self) -> None:
         """Use changed keys and users. If they cannot be used, log that, and keep what is in use.

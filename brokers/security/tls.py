@@ -4,7 +4,6 @@ replace contexts when files change.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
@@ -22,9 +21,6 @@ CA_VARIABLE: Final = own_token.CA_VARIABLE
 CERTIFICATE_VARIABLE: Final = "EQUIPOISE_TLS_CERTIFICATE"
 KEY_VARIABLE: Final = "EQUIPOISE_TLS_KEY"
 VARIABLES: Final = f"{CA_VARIABLE}, {CERTIFICATE_VARIABLE} and {KEY_VARIABLE} name the files"
-
-# How often a broker looks for changed files.
-_LOOK_S: Final = 1.0
 
 # Far more than certificates need. A wrong path (a device, a log) must not fill the memory.
 _FILE_BYTES_MAX: Final = 1 << 20
@@ -359,12 +355,6 @@ class Certificates:
         self.reload_failures = 0
         self._seen = self._stamps()
         self._load()
-
-    async def run(self) -> None:
-        """Look every second, forever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
 
     def look(self) -> None:
         """Use changed files from the next handshake on. If they cannot be used, log that, and keep

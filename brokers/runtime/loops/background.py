@@ -4,8 +4,9 @@ compact, and watch what may change.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -15,7 +16,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.loops.compacting import Compacting
 from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
-from equipoise.brokers.runtime.loops.file_watch import FileWatch
+from equipoise.brokers.runtime.loops.file_watch import LOOK_S, FileWatch
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.splitting import Splitting
@@ -49,12 +50,24 @@ def loops_of(worker: Worker, *, listens: bool) -> Sequence[Coroutine[None, None,
         Compacting(worker).run(),
     ]
     if listens:
-        loops += [FileWatch(worker).run(), PeerAddresses(worker).run()]
+        loops += [
+            _every_second(FileWatch(worker).look),
+            # A broker that joined has exceeded no limit after a second.
+            _every_second(PeerAddresses(worker).look),
+        ]
     if worker.config.tls_files.paths():
-        loops.append(worker.access.certificates.run())
+        loops.append(_every_second(worker.access.certificates.look))
     if worker.access.gate is not None:
-        loops.append(worker.access.gate.run())
+        loops.append(_every_second(worker.access.gate.look))
     return loops
+
+
+async def _every_second(look: Callable[[], Awaitable[None] | None]) -> None:
+    while True:
+        looking = look()
+        if looking is not None:
+            await looking
+        await asyncio.sleep(LOOK_S)
 
 
 class SettingsInForce:

@@ -103,16 +103,15 @@ async def compact_in_child(compaction: Compaction) -> Done:
         "compact",
         "--json",
         "--stop-on-eof",
-    ]
-    command += [
         "--retain",
         compaction.retain,
         "--cluster",
         compaction.cluster,
         "--timeout",
         str(COMPACT_S_MAX),
+        "--log",
+        compaction.log_url,
     ]
-    command += ["--log", compaction.log_url]
     try:
         # This process holds the other end of the child's standard input. Whenever this process
         # ends, the child reads the end of its input.

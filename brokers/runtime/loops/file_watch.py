@@ -4,7 +4,6 @@ still can.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +16,8 @@ _logger: Final = logging.getLogger(__name__)
 PROBLEM: Final = "files"
 """The key of this problem in the worker's `client_problems`."""
 
-_LOOK_S: Final = 1.0
+LOOK_S: Final = 1.0
+"""The interval of looks at what may change: files, certificates, keys, and addresses of brokers."""
 
 # Connections never use the reserve. If three quarters of it are gone, something else leaks files.
 _SHORT_DIVISOR: Final = 4
@@ -34,12 +34,6 @@ class FileWatch:
         self._left = left
         self._short_since_ms: int | None = None
         self._has_drained = False
-
-    async def run(self) -> None:
-        """Check every second, for ever."""
-        while True:
-            self.look()
-            await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
         """Report whether files are short. Drain once they have been for a lease, if another broker
@@ -90,4 +84,4 @@ class FileWatch:
         younger = sum(broker.incarnation > me.incarnation for broker in others)
         # Two brokers see the same shortage up to one look apart, and each drains up to one look
         # late.
-        return config.lease_ms + younger * (config.renew_ms + 2 * round(_LOOK_S * 1_000))
+        return config.lease_ms + younger * (config.renew_ms + 2 * round(LOOK_S * 1_000))

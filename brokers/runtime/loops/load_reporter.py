@@ -14,7 +14,6 @@ from typing import Final
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.load.documents import light
 from equipoise.brokers.load.load_sampler import ServiceLoads
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import (
@@ -142,14 +141,13 @@ class LoadReporter:
         )
         if resources is None:
             return carried, None
-        sample = sampled(
+        return carried, sampled(
             carried,
             broker=self._worker.broker_id,
             at_ms=now.wall_ms,
             resources=resources,
             settings=settings,
         )
-        return carried, light(sample)
 
     async def _report(self, due: Report, settings: BalancingSettings) -> None:
         if report_due(self._reported, due, settings.reports):

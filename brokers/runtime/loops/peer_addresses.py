@@ -15,9 +15,6 @@ from equipoise.channel.core.view import View
 
 _logger: Final = logging.getLogger(__name__)
 
-# A broker that joined has exceeded no limit after this time.
-_LOOK_S: Final = 1.0
-
 # The place of the broker's own incarnation, before it has one.
 _OWN: Final = -1
 
@@ -45,12 +42,6 @@ class PeerAddresses:
         self._roles = worker.access.limits.unlimited
         # By incarnation, too: a broker may come back under its name with another address.
         self._resolved: dict[tuple[int, str], Sequence[str]] = {}
-
-    async def run(self) -> None:
-        """Look every second, for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
         """Resolve the hosts of brokers that joined, and forget those of brokers that are gone."""
