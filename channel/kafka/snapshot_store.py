@@ -207,7 +207,6 @@ class KafkaSnapshotStore:
 
 
 def _next(message: Message) -> int:
-    """Return the position after a regular message."""
     offset = message.offset()
     assert offset is not None, "an event that is no message has an error"
     return offset + 1

@@ -454,7 +454,6 @@ class Subscription:
         return log
 
     def _append_queued(self, log: Log) -> Sequence[Settled]:
-        """Append the oldest queued records as one batch."""
         if not self._queue:
             return ()
         with self._changed:
@@ -546,7 +545,6 @@ class Subscription:
             return not self._is_wanted()
 
     def _refuse_queued(self, error: EquipoiseError) -> None:
-        """Answer the queued records with an error."""
         with self._changed:
             refused = self._queue.drain()
         self._hand_over(all_settled(refused, NotAppended(error=error)), ())
@@ -602,7 +600,6 @@ def _wait(log: Log, position: int, *, timeout_ms: int) -> None:
 
 
 def _bug(log: str, error: Exception) -> Bug:
-    """Return a `Bug` caused by an unforeseen error."""
     bug = Bug(
         f"following the log {log} failed with {type(error).__name__}: {error}; please report it"
     )

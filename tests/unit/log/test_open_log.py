@@ -16,19 +16,10 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
 
 
-def test_memory_urls_name_logs_of_this_process() -> None:
-    """Two handles of one name share a log, and another name is another log."""
-    one, same, other = open_log("memory:one"), open_log("memory:one"), open_log("memory:other")
-    one.append([b"a"], timeout_ms=0)
-    assert (1, 1, 0) == (one.end(), same.end(), other.end())
-    assert isinstance(one, MemoryLog)
-    assert one.name == "memory:one"
-
-
 def test_a_log_in_memory_ends_with_its_last_handle() -> None:
     """When the last handle is closed, the name stands for a new log."""
-    first = open_log("memory:brief")
-    second = open_log("memory:brief")
+    first, second = open_log("memory:brief"), open_log("memory:brief")
+    assert (MemoryLog, "memory:brief") == (type(first), first.name)
     first.append([b"a"], timeout_ms=0)
     first.close()
     assert second.end() == 1
