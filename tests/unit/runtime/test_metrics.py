@@ -46,31 +46,31 @@ class Counted:
         return value
 
 
-def test_every_series_is_there_from_the_start() -> None:
-    """A rate needs two points."""
-    counted = Counted(channel_with("owner"))
-    assert 0 == counted.sample("equipoise_records_accepted_total")
-    assert [0] * len(Reason) == [
-        counted.sample("equipoise_records_rejected_total", reason=reason) for reason in Reason
-    ]
-    assert 0 == counted.sample(
-        "equipoise_move_duration_seconds_count", kind="transfer", result="done"
-    )
-    assert 0 == counted.sample("equipoise_lookup_duration_seconds_count", outcome="timed_out")
+COUNTERS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("equipoise_records_accepted_total", {}),
+    ("equipoise_records_rejected_total", {"reason": "stale"}),
+    ("equipoise_lookup_duration_seconds_sum", {"outcome": "held"}),
+    ("equipoise_alarms_total", {"alarm": "own_death"}),
+)
 
 
-def test_records_are_counted_by_verdict() -> None:
+def test_every_series_is_there_from_the_start_and_counts() -> None:
+    """A rate needs two points. Records are counted by verdict."""
     counted = Counted(channel_with("owner"))
-    create = propose.create_namespace(
-        counted.channel.admin(),
-        counted.channel.view,
-        name="tenant/other",
-        boundaries=(0, 0xFFFFFFFF),
-    )
-    counted.put(create)
-    counted.put(create)
-    assert 1 == counted.sample("equipoise_records_accepted_total")
-    assert 1 == counted.sample("equipoise_records_rejected_total", reason="stale")
+    rejected = tuple(("equipoise_records_rejected_total", {"reason": reason}) for reason in Reason)
+    moved = ("equipoise_move_duration_seconds_count", {"kind": "transfer", "result": "done"})
+    timed_out = ("equipoise_lookup_duration_seconds_count", {"outcome": "timed_out"})
+    assert {0} == {
+        counted.sample(name, **labels) for name, labels in (*COUNTERS, *rejected, moved, timed_out)
+    }
+    admin, view = counted.channel.admin(), counted.channel.view
+    create = propose.create_namespace(admin, view, name="tenant/other", boundaries=(0, 0xFFFFFFFF))
+    counted.now_ns = 1_000_000_000
+    for _ in range(2):
+        counted.put(create)
+        counted.metrics.alarm(AlarmName.OWN_DEATH)
+    counted.metrics.lookup(LookupOutcome.HELD, started_ns=0)
+    assert [1, 1, 1.0, 2] == [counted.sample(name, **labels) for name, labels in COUNTERS]
 
 
 def test_replayed_records_are_not_counted() -> None:
@@ -115,13 +115,6 @@ def test_moves_have_a_duration() -> None:
     )
 
 
-def test_lookups_have_a_duration_by_outcome() -> None:
-    counted = Counted(channel_with("owner"))
-    counted.now_ns = 1_000_000_000
-    counted.metrics.lookup(LookupOutcome.HELD, started_ns=0)
-    assert 1.0 == counted.sample("equipoise_lookup_duration_seconds_sum", outcome="held")
-
-
 def test_gauges_show_the_present_state() -> None:
     counted = Counted(channel_with("owner", "other", bundles=4))
     channel = counted.channel
@@ -147,10 +140,3 @@ def test_gauges_of_a_broker_that_is_no_member() -> None:
     )
     assert b'equipoise_bundles_owned{broker="owner"} 0.0' in scrape
     assert b'equipoise_log_available{broker="owner"} 0.0' in scrape
-
-
-def test_alarms_are_counted_by_name() -> None:
-    counted = Counted(channel_with("owner"))
-    counted.metrics.alarm(AlarmName.OWN_DEATH)
-    counted.metrics.alarm(AlarmName.OWN_DEATH)
-    assert 2 == counted.sample("equipoise_alarms_total", alarm="own_death")
