@@ -1,19 +1,16 @@
-"""Test `equipoise channel compact`: output, effect and refusals."""
+"""`equipoise channel compact` beyond the transcript of copies: on older logs."""
 
 from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from tests.channels.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
-from tests.unit.cli.fabricated import run, write
-
-KEPT = "the newest ten minutes before the last record, and what --retain names, are kept"
+from tests.unit.cli.fabricated import run
 
 
 @pytest.fixture
@@ -27,31 +24,6 @@ def view_at(url: str) -> dict[str, object]:
     """The view of the log, as one document."""
     with closing(open_log(url)) as log:
         return all_of(restored_to_end(log))
-
-
-def test_a_log_is_compacted(log: str) -> None:
-    result = run("channel", "compact", log=log)
-    assert (
-        (
-            "folded 9 records up to offset 9; wrote 8 rows and 0 tombstones; nothing is removed:"
-            f" {KEPT}\n"
-        ),
-        0,
-    ) == (
-        result.stdout,
-        result.exit_code,
-    )
-    again = run("channel", "compact", log=log)
-    assert (
-        (
-            "folded 0 records up to offset 9; the snapshot is up to date; nothing is removed:"
-            f" {KEPT}\n"
-        ),
-        0,
-    ) == (
-        again.stdout,
-        again.exit_code,
-    )
 
 
 def test_an_older_log_is_truncated(log: str, an_hour_later: None) -> None:
@@ -89,27 +61,6 @@ def test_compact_prints_json(log: str, an_hour_later: None) -> None:
     }
     assert expected == {name: document[name] for name in expected}
     assert document["dry_run"] is False
-
-
-def test_a_log_without_a_channel_is_unchanged(tmp_path: Path) -> None:
-    url = write([], tmp_path)
-    assert (f"no broker has begun {url}: there is nothing to compact\n", 0) == (
-        (result := run("channel", "compact", log=url)).stdout,
-        result.exit_code,
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "told", "code"),
-    [
-        (("--retain", "a week"), "'a week' is not a retention", 2),
-        (("--cluster", "mine"), "belongs to cluster 'test', not 'mine'", 4),
-    ],
-)
-def test_refusals_of_compact(log: str, options: tuple[str, ...], told: str, code: int) -> None:
-    result = run("channel", "compact", *options, log=log)
-    assert code == result.exit_code
-    assert told in result.stderr
 
 
 def test_every_command_refuses_a_truncated_log_with_a_damaged_snapshot(

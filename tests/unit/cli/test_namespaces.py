@@ -1,6 +1,4 @@
-"""`equipoise namespaces`: what is proposed, what is waited for, and what is refused with which
-reason.
-"""
+"""`equipoise namespaces` beyond the transcript of moves: owners that are late."""
 
 from __future__ import annotations
 

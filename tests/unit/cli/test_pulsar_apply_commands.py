@@ -131,12 +131,6 @@ def test_an_archive_without_reports_makes_no_plan(tmp_path: Path) -> None:
     assert "a:8080: it has not reported its load; wait longer for the reports" in result.stderr
 
 
-def test_a_running_cluster_needs_its_admin_api() -> None:
-    result = run("pulsar", "plan", "--source", SOURCE)
-    assert 2 == result.exit_code
-    assert "name it with --admin" in result.stderr
-
-
 # --- apply ---
 
 
@@ -203,14 +197,6 @@ def test_with_send_the_plan_is_carried_out(cluster: FakeCluster) -> None:
     assert Path("pulsar-moves.jsonl").exists()
 
 
-def test_the_last_line_of_an_apply_is_its_sum(cluster: FakeCluster) -> None:
-    result = apply("--send")
-    assert (
-        "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl"
-        == result.stdout.splitlines()[-1]
-    )
-
-
 def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,12 +253,14 @@ def test_a_plan_that_stops_says_why_and_its_exit_code_is_1(cluster: FakeCluster)
     assert [unload(BUNDLES[0])] == cluster.sent
 
 
-def test_shedding_that_a_killed_apply_left_off_is_told(cluster: FakeCluster) -> None:
+def test_the_sum_is_told_and_shedding_that_a_killed_apply_left_off(cluster: FakeCluster) -> None:
     line = {"at_ms": 0, "event": "shedding switched off", "dynamic": None, "value": "true"}
     Path("pulsar-moves.jsonl").write_text(json.dumps(line) + "\n")
+    told = apply("--send").stdout
+    assert "Pulsar's own shedding is still off, because an earlier apply was killed" in told
     assert (
-        "Pulsar's own shedding is still off, because an earlier apply was killed"
-        in apply("--send").stdout
+        "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl"
+        == told.splitlines()[-1]
     )
 
 

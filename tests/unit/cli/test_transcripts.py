@@ -30,6 +30,8 @@ _DIFFERENT: Final = (
     (r"^\d{4}-\d\d-\d\d$", "DATE"),
     (r"\d\d:\d\d:\d\d\.\d{3}", "TIME"),
     (r"\b\d{13}\b", "MILLISECONDS"),
+    (r"just now|\b\d+ s ago", "SECONDS ago"),
+    (r"may move in \d+ \w+", "may move in MINUTES"),
 )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.policies import (
+    control_document,
     isolation_document,
     pin_document,
     quarantine_document,
@@ -17,6 +20,8 @@ from equipoise.brokers.balancing.policies import (
     tenant_document,
 )
 from equipoise.brokers.balancing.settings.settings_records import KEY
+from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BundleEntry
@@ -26,11 +31,15 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import AnyRecord, Document
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.shedder.plan import Budget, Stay
 from tests.channels.carried import cut_off
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
 from tests.channels.ruled import set_policy
-from tests.load.loaded import uneven_channel
+from tests.decisions import idle, move, outcome, shed, with_plan
+from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import RIGHT, Actors, author_of, owned_channel, write
+from tests.unit.pulsar_cluster.written import BUNDLE, Written, a_life
 
 TIMESTAMP_MS: Final = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
 NO_RECORD: Final = b'{"kind": "\\u001b[2J"}'
@@ -178,6 +187,13 @@ def _empty(folder: Path) -> str:
     return url
 
 
+def _all_left(channel: Channel) -> None:
+    """Some bytes are no record, and all brokers leave."""
+    channel.put_bytes(NO_RECORD)
+    for broker in ("a", "b", "c"):
+        channel.accept(propose.left(channel.author(broker), channel.broker(broker)))
+
+
 _CHANNELS: Final[Mapping[str, Callable[[], Channel]]] = {
     "owned": owned_channel,
     "c dead": _with(_dies("c")),
@@ -254,13 +270,121 @@ _CHANNELS: Final[Mapping[str, Callable[[], Channel]]] = {
     ),
     "eventful": eventful_channel,
     "moved": moved_channel,
+    "all left": _with(_all_left),
     "many policies": _with(*(_policy(f"policy-{number}", {}) for number in range(30))),
     **{f"a bundle {phase}": partial(channel_in, phase) for phase in STATE_OF_PHASE},
+}
+
+UNEVEN: Final = {"a": 90.0, "b": 35.0, "c": 5.0}
+
+
+def _loaded(
+    *acts: Callable[[Channel], object],
+    percents: Mapping[str, float] = UNEVEN,
+    owners: str = "aaaaaabb",
+    also: Mapping[str, tuple[float, int]] = {},
+    decided: Sequence[Callable[[int], Decision]] = (),
+) -> Callable[[Path], str]:
+    """Return a log with load reports, further ones by broker (percent, age), and decisions, each
+    made from the present Unix time.
+    """
+
+    def made(folder: Path) -> str:
+        channel = _with(
+            *acts,
+            channel=partial(uneven_channel, owners, brokers="abcde" if "e" in also else "abc"),
+        )()
+        log = loaded(channel, folder, percents)
+        for broker, (percent, age_ms) in also.items():
+            LoadBus(log).publish(sample(channel, broker, percent, age_ms=age_ms))
+        for decision in decided:
+            DecisionLog(log).write(decision(time.time_ns() // 1_000_000))
+        return log
+
+    return made
+
+
+def _archived(folder: Path, written: Written) -> str:
+    """An archive of what the brokers of a Pulsar cluster wrote."""
+    with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:6650") as archive:
+        archive.append(written.reads)
+    return f"{folder}/pulsar.db"
+
+
+_PULSAR: Final[Mapping[str, Callable[[Path], str]]] = {
+    "archive of a life": lambda folder: _archived(folder, a_life()),
+    "archive of two owners": lambda folder: _archived(
+        folder,
+        Written().assign(BUNDLE, "a:80").add(BUNDLE, "b:80", "Owned", to="b:80", version=9),
+    ),
+}
+_FAR_MS: Final = 2_000_000_000_000
+_USED: Final = Budget(most=1.0, used=1.0)
+_PLANS: Final[Mapping[str, Callable[[Path], str]]] = {
+    "uneven load": _loaded(),
+    "even load": _loaded(owners="abcabc", percents={"a": 40.0, "b": 41.0, "c": 40.0}),
+    "no load": _loaded(percents={}),
+    "old load": _loaded(percents={}, also={"a": (90.0, 100_000)}),
+    "load of some": _loaded(also={"d": (50.0, 60_000), "e": (float("nan"), 0)}),
+    "load and isolation": _loaded(
+        _policy(
+            "isolation/first",
+            {"namespaces.0": "tenant/ns", "primary.0": "a", "primary.1": "b"},
+        )
+    ),
+    "load and controls": _loaded(
+        _policy("freeze/tenant/ns", control_document("a sale")),
+        _policy("maintenance/c", control_document("new disks")),
+        _policy(
+            quarantine_key(f"{NAMESPACE}/0x00000000_0x20000000"),
+            quarantine_document(
+                "2 owners in a row died", hold_ms=60_000, until_ms=_FAR_MS, evidence=()
+            ),
+        ),
+        _policy("pause/balancing", control_document("upgrade", until_ms=_FAR_MS)),
+    ),
+    "moved before": _loaded(
+        decided=[
+            lambda now_ms: replace(
+                with_plan(shed(now_ms - 7_260_000), stays=(Stay(subject="c", reason="it drains"),)),
+                stays_left_out=2,
+                moves_left_out=1,
+            )
+        ]
+    ),
+    "idle before": _loaded(decided=[lambda now_ms: idle(now_ms - 125_000)]),
+    "measured before": _loaded(decided=[lambda now_ms: outcome(now_ms - 125_000)]),
+    "not done before": _loaded(
+        decided=[
+            lambda now_ms: replace(
+                with_plan(outcome(now_ms - 65_000), moves=()), brokers=(), durations_ms={}
+            )
+        ]
+    ),
+    "placed before": _loaded(
+        decided=[
+            lambda now_ms: with_plan(
+                shed(now_ms - 125_000), moves=(replace(move(0), destination=None),)
+            )
+        ]
+    ),
+    "budget used": _loaded(
+        owners="aaaabb",
+        percents={"a": 90.0, "b": 35.0},
+        decided=[lambda now_ms: with_plan(idle(now_ms), budget=_USED)],
+    ),
+    "budget of another used": _loaded(
+        owners="aaaabb",
+        percents={"a": 90.0, "b": 35.0},
+        decided=[lambda now_ms: with_plan(idle(now_ms, broker="b"), budget=_USED)],
+    ),
 }
 
 WORLDS: Final[Mapping[str, Callable[[Path], str]]] = {
     **{name: partial(_written, made) for name, made in _CHANNELS.items()},
     "sound": lambda folder: write(eventful_channel().entries[:-1], folder),
+    **_PLANS,
+    **_PULSAR,
     "truncated": _truncated,
     "closed": _closed,
     "empty": _empty,
