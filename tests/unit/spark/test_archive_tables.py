@@ -8,7 +8,7 @@ import resource
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -110,56 +110,41 @@ def test_a_repeated_batch_is_there_once(tmp_path: Path) -> None:
     assert [9] == offsets(Archive(tmp_path), Table.DECISIONS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repeated:
-    """A finished batch, its repetitions, and the offsets of records and transfers in the archive
-    afterwards.
-    """
-
-    name: str
-    finished: list[Emitted]
-    again: list[list[Emitted]]
-    records: list[int]
-    transfers: list[int]
-
-
-REPEATED = (
-    Repeated(
-        name="the channel forgot some records",
-        finished=[record(1), record(2), record(3), row(Table.TRANSFERS, 2, 0, {})],
-        again=[[record(3)], []],
-        records=[1, 2, 3],
-        transfers=[2],
+REPEATED: dict[str, tuple[list[Emitted], list[list[Emitted]], list[int], list[int]]] = {
+    "the channel forgot some records": (
+        [record(1), record(2), record(3), row(Table.TRANSFERS, 2, 0, {})],
+        [[record(3)], []],
+        [1, 2, 3],
+        [2],
     ),
-    Repeated(
-        name="their loss makes more rows of another table",
-        finished=[record(1), record(2), record(3)],
-        again=[[record(3), *(row(Table.TRANSFERS, 3, ordinal, {}) for ordinal in range(9))]],
-        records=[1, 2, 3],
-        transfers=[],
+    "their loss makes more rows of another table": (
+        [record(1), record(2), record(3)],
+        [[record(3), *(row(Table.TRANSFERS, 3, ordinal, {}) for ordinal in range(9))]],
+        [1, 2, 3],
+        [],
     ),
-    Repeated(
-        name="Spark planned it anew",
-        finished=[record(1)],
-        again=[[record(1), record(2)]],
-        records=[1, 2],
-        transfers=[],
-    ),
+    "Spark planned it anew": ([record(1)], [[record(1), record(2)]], [1, 2], []),
+}
+
+
+@pytest.mark.parametrize(
+    ("finished", "again", "records", "transfers"), REPEATED.values(), ids=REPEATED
 )
-
-
-@pytest.mark.parametrize("case", REPEATED, ids=lambda case: case.name)
 def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(
-    tmp_path: Path, case: Repeated
+    tmp_path: Path,
+    finished: list[Emitted],
+    again: list[list[Emitted]],
+    records: list[int],
+    transfers: list[int],
 ) -> None:
     """A finished batch that is repeated with fewer rows changes nothing."""
-    written(tmp_path, case.finished)
+    written(tmp_path, finished)
     with sink_of(tmp_path) as sink:
-        for again in case.again:
-            sink.write(0, as_rows(again))
+        for rows in again:
+            sink.write(0, as_rows(rows))
         sink.write(1, as_rows([record(9)]))
-    assert [*case.records, 9] == offsets(Archive(tmp_path))
-    assert case.transfers == offsets(Archive(tmp_path), Table.TRANSFERS)
+    assert [*records, 9] == offsets(Archive(tmp_path))
+    assert transfers == offsets(Archive(tmp_path), Table.TRANSFERS)
 
 
 def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, timedelta, timezone
 from html.parser import HTMLParser
 
@@ -249,83 +249,43 @@ def test_sections_show_their_figures_and_how_many_they_leave_out() -> None:
         assert words in shown, words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nothing:
-    name: str
-    report: Report
-    shows: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftBehind:
-    name: str
-    bundles: int
-    waiting: int
-    healed_ms: int | None
-    shows: str
-
-
-LEFT_BEHIND = (
-    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, shows="none owned a bundle"),
-    LeftBehind(
-        name="all owned",
-        bundles=5,
-        waiting=0,
-        healed_ms=1_000,
-        shows=">all their bundles had new owners within 1.0 s",
-    ),
-    LeftBehind(
-        name="some owned",
-        bundles=5,
-        waiting=1,
-        healed_ms=1_000,
-        shows="some of their bundles had new owners within 1.0 s",
-    ),
-    LeftBehind(
-        name="none owned",
-        bundles=5,
-        waiting=5,
-        healed_ms=None,
-        shows="none of their bundles has a new owner",
-    ),
+@pytest.mark.parametrize(
+    ("bundles", "waiting", "healed_ms", "shows"),
+    [
+        (0, 0, None, "none owned a bundle"),
+        (5, 0, 1_000, ">all their bundles had new owners within 1.0 s"),
+        (5, 1, 1_000, "some of their bundles had new owners within 1.0 s"),
+        (5, 5, None, "none of their bundles has a new owner"),
+    ],
 )
+def test_a_card_shows_how_long_bundles_of_dead_brokers_had_no_owner(
+    bundles: int, waiting: int, healed_ms: int | None, shows: str
+) -> None:
+    death = replace(FULL.deaths.shown[0], bundles=bundles, waiting=waiting, healed_ms=healed_ms)
+    report = replace(FULL, deaths=Few(shown=(death,), count=1))
+    assert shows in page(report, (), zone=UTC, written_ms=BEGAN_MS)
 
 
-@pytest.mark.parametrize("case", LEFT_BEHIND, ids=lambda case: case.name)
-def test_a_card_shows_how_long_bundles_of_dead_brokers_had_no_owner(case: LeftBehind) -> None:
-    death = replace(
-        FULL.deaths.shown[0], bundles=case.bundles, waiting=case.waiting, healed_ms=case.healed_ms
-    )
-    whole = page(
-        replace(FULL, deaths=Few(shown=(death,), count=1)), (), zone=UTC, written_ms=BEGAN_MS
-    )
-    assert case.shows in whole
-
-
-NOTHING = (
-    Nothing(name="empty", report=EMPTY, shows=("The archive is empty", "Nothing to report")),
-    Nothing(
-        name="another period",
-        report=replace(EMPTY, held=PERIOD),
-        shows=(
+NOTHING: dict[str, tuple[Report, tuple[str, ...]]] = {
+    "empty": (EMPTY, ("The archive is empty", "Nothing to report")),
+    "another period": (
+        replace(EMPTY, held=PERIOD),
+        (
             "The archive does not cover this period",
             "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)",
         ),
     ),
-    Nothing(
-        name="not audited",
-        report=replace(QUIET, is_audited=False),
-        shows=("Not audited", "equipoise spark audit --log sqlite:ch.db"),
+    "not audited": (
+        replace(QUIET, is_audited=False),
+        ("Not audited", "equipoise spark audit --log sqlite:ch.db"),
     ),
-    Nothing(
-        name="not archived",
-        report=replace(QUIET, is_archived=False),
-        shows=("No archive job has written this archive", "No findings"),
+    "not archived": (
+        replace(QUIET, is_archived=False),
+        ("No archive job has written this archive", "No findings"),
     ),
-    Nothing(
-        name="nothing in it",
-        report=QUIET,
-        shows=(
+    "nothing in it": (
+        QUIET,
+        (
             "No findings",
             "No bundle was served in this period.",
             "The archive has no load reports of this period",
@@ -336,15 +296,15 @@ NOTHING = (
             "The archive has no records of this period.",
         ),
     ),
-)
+}
 
 
-@pytest.mark.parametrize("case", NOTHING, ids=lambda case: case.name)
-def test_a_page_without_rows_states_what_is_missing(case: Nothing) -> None:
+@pytest.mark.parametrize(("report", "shows"), NOTHING.values(), ids=NOTHING)
+def test_a_page_without_rows_states_what_is_missing(report: Report, shows: tuple[str, ...]) -> None:
     """It also states what to do, and has no pictures."""
-    shown = rendered(case.report)
-    assert [] == [words for words in case.shows if words not in shown]
-    assert () == plots(case.report, UTC)
+    shown = rendered(report)
+    assert [] == [words for words in shows if words not in shown]
+    assert () == plots(report, UTC)
 
 
 def test_pictures_are_drawn_for_light_and_dark_pages() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,56 +15,31 @@ TELLING_MS = 10
 BY_ANOTHER: dict[str, Any] = {"publisher": "b2", "incarnation": 5, "sequence": 5}
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """How an incarnation ends, how long after it was heard of, and which rules that breaks."""
-
-    status: str
-    fields: dict[str, Any]
-    after_ms: int
-    rules: list[str]
+SILENT: dict[str, Any] = {"after_silence": True}
 
 
-ENDS = {
-    "down, after the silence": End(
-        status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS, rules=[]
-    ),
-    "down, too early": End(
-        status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS - 1, rules=["premature_down"]
-    ),
-    "down, with the instance_id": End(
-        status="down",
-        fields={"publisher": "admin:a", "instance_id": "instance_id-1"},
-        after_ms=0,
-        rules=[],
-    ),
-    "joined, after the silence": End(
-        status="joined", fields={"after_silence": True}, after_ms=SHORTEST_MS, rules=[]
-    ),
-    "joined, too early": End(
-        status="joined",
-        fields={"after_silence": True},
-        after_ms=SHORTEST_MS - 1,
-        rules=["premature_join"],
-    ),
-    "joined, in place of itself": End(
-        status="joined",
-        fields={"replaces": "instance_id-1", "after_silence": True},
-        after_ms=0,
-        rules=[],
-    ),
-    "left": End(status="left", fields={}, after_ms=0, rules=[]),
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_how_an_incarnation_ends(name: str) -> None:
-    end = ENDS[name]
+@pytest.mark.parametrize(
+    ("status", "fields", "after_ms", "rules"),
+    [
+        ("down", BY_ANOTHER, SHORTEST_MS, []),
+        ("down", BY_ANOTHER, SHORTEST_MS - 1, ["premature_down"]),
+        ("down", {"publisher": "admin:a", "instance_id": "instance_id-1"}, 0, []),
+        ("joined", SILENT, SHORTEST_MS, []),
+        ("joined", SILENT, SHORTEST_MS - 1, ["premature_join"]),
+        # In place of itself.
+        ("joined", {**SILENT, "replaces": "instance_id-1"}, 0, []),
+        ("left", {}, 0, []),
+    ],
+)
+def test_how_an_incarnation_ends(
+    status: str, fields: dict[str, Any], after_ms: int, rules: list[str]
+) -> None:
+    """`after_ms` is the time since it was heard of."""
     story = BrokerStory().joined()
     heard = story.member("renewed")
-    story.at_ms += end.after_ms - TELLING_MS
-    offset = story.member(end.status, **end.fields)
-    assert [(rule, (heard, offset)) for rule in end.rules] == story.found
+    story.at_ms += after_ms - TELLING_MS
+    offset = story.member(status, **fields)
+    assert [(rule, (heard, offset)) for rule in rules] == story.found
 
 
 def test_the_death_of_a_dead_broker_breaks_no_lease() -> None:
