@@ -158,15 +158,13 @@ class Client:
         folder: Path,
         *,
         program: Sequence[str] | None = None,
-        end_s: float = _END_S,
     ) -> None:
         """Do not start yet. `program` replaces the program of the language."""
+        self._program = program
         self.language = language
         self.task = task
         self.history = folder / f"{task.name}.jsonl"
         self.complaints = folder / f"{task.name}.log"
-        self._end_s = end_s
-        self._program = program
         self._tally = Tally()
         self._changed = threading.Condition()
         self._over = False  # Its output has ended.
@@ -233,10 +231,9 @@ class Client:
 
     def start(self) -> Self:
         """Start it without waiting for its event `ready`. Raises `BuildFailedError`."""
-        program = command(self.language) if self._program is None else self._program
         with self.complaints.open("ab") as complaints:
             self._process = subprocess.Popen(
-                [*program, *self.task.words()],
+                [*(self._program or command(self.language)), *self.task.words()],
                 # A client ends with this process, because the other end closes.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -264,11 +261,11 @@ class Client:
         self.end()
         assert self._process is not None, "it was started"
         try:
-            code = self._process.wait(self._end_s)
+            code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise ClientFailedError(
-                f"{self.name} ({self.language}) did not end within {self._end_s:.0f} s;"
+                f"{self.name} ({self.language}) did not end within {_END_S:.0f} s;"
                 f" {self._last_words()}"
             ) from None
         self._join()

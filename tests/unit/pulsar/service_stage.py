@@ -1,8 +1,8 @@
 """The language of the stories of brokers with the Pulsar service, asked by clients and over HTTP.
 
 * `brokers count=2 receipt_wait_ms=30`: new brokers, with settings of any kind, and the namespace
-  public/default in four bundles. `owner` owns the bundle of the topic `orders`; the others are
-  `other` and `third`.
+  public/default in 4 or so many `bundles`. `owner` owns the bundle of the topic `orders`; the
+  others are `other` and `third`.
 * `owner PUT {topic}/partitions 3`: a request over HTTP, with a body in JSON. `| a.b c` shows only
   these fields. `{topic}` and `{namespace}` are paths of `orders` and of public/default. After a
   change all brokers read it.
@@ -63,9 +63,10 @@ _NOISE: Final = re.compile(
     r"\s(?:request_id: (?:\d+|nobody)|authoritative: true|proxy_through_service_url: false"
     r"|last_sequence_id: -1|producer_ready: true|ledgerId: 0|highest_sequence_id: 0)"
 )
-# What is another one each time: names, addresses and times.
+# What is another one each time: names, addresses, times and places in the log.
 _GENERATED: Final = re.compile(
-    r"equipoise-\w+-[0-9a-f]{8}-\d+|(?<=offset )\d+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.]+Z"
+    r"equipoise-\w+-[0-9a-f]{8}-\d+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.]+Z"
+    r"|(?<=offset )\d+|(?<=record )\d+|(?<=token )\d+"
 )
 
 
@@ -117,7 +118,7 @@ class ServiceStage:
         folder = self._folder / str(self._started)
         self._log_url = f"sqlite:{folder}.db" if options.pop("log", "") else f"memory:{folder}"
         values: dict[str, Any] = {name: int(value) for name, value in options.items()}
-        count = values.pop("count", 1)
+        count, bundles = values.pop("count", 1), values.pop("bundles", 4)
         topics, service = (
             {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
             for kind in (TopicLimits, Settings)
@@ -126,6 +127,7 @@ class ServiceStage:
             brokers(
                 folder,
                 count=count,
+                bundles=bundles,
                 log_url=self._log_url,
                 settings=Settings(topics=TopicLimits(**topics), **service),
                 config=values,

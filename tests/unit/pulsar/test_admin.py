@@ -197,57 +197,6 @@ async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Bro
         )
 
 
-_PERSISTENT_PATHS = (
-    ("PUT", ""),
-    ("POST", ""),
-    ("DELETE", "?force=true"),
-    ("GET", "/partitions"),
-    ("PUT", "/partitions"),
-    ("GET", "/stats"),
-    ("GET", "/internalStats"),
-    ("GET", "/partitioned-stats"),
-    ("GET", "/subscriptions"),
-    ("PUT", "/subscription/s"),
-    ("POST", "/subscription/s/skip_all"),
-    ("DELETE", "/subscription/s"),
-    ("PUT", "/unload"),
-    ("PUT", "/compaction"),
-    ("HEAD", "/stats"),
-)
-
-
-@with_brokers(count=2)
-async def test_every_path_of_a_persistent_topic_names_the_topic_to_use(running: Brokers) -> None:
-    """The namespace need not exist, and no broker is asked for the owner. Lists are empty."""
-    expected = (
-        "persistent://{0} is persistent, and this broker stores no messages; use"
-        " non-persistent://{0}"
-    )
-    for member in running.members:
-        for namespace in (NAMESPACE, "nobody/knows"):
-            for method, rest in _PERSISTENT_PATHS:
-                status, answer = await member.ask(
-                    method,
-                    f"/admin/v2/persistent/{namespace}/orders{rest}",
-                    4 if method == "PUT" else None,
-                )
-                told = {"reason": expected.format(f"{namespace}/orders"), "error": "NotServed"}
-                assert (412, told if method != "HEAD" else "") == (status, answer or ""), (
-                    method,
-                    rest,
-                )
-        for bundle in ("", "/bundle"):
-            told_lookup = await refused(
-                member, "GET", f"/lookup/v2/topic/persistent/{NAMESPACE}/orders{bundle}"
-            )
-            assert (412, expected.format(f"{NAMESPACE}/orders")) == told_lookup
-        bundle_range, *_ = (
-            entry.name.rpartition("/")[2] for entry in member.worker.view.bundles_of(NAMESPACE)
-        )
-        for lists in ("", "/partitioned", f"/{bundle_range}"):
-            assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}{lists}")
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -144,19 +144,6 @@ async def test_brokers_ask_each_other_with_their_own_token(tmp_path: Path) -> No
         assert [0.0, 0.0] == [await refused(member, "missing", "http") for member in (owner, other)]
 
 
-async def test_the_python_client_connects_with_a_token_and_not_without(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(token(), encoding="ascii")
-    async with brokers(tmp_path, config=SETTINGS, token=ME) as running:
-        url = running.members[0].url
-        assert "hello" in await ran(url, "60", str(file))
-        lines = await ran(url, "2")
-        assert ("hello" in lines, "AuthenticationError" in lines or "Timeout" in lines) == (
-            False,
-            True,
-        )
-
-
 async def ran(*arguments: str) -> list[str]:
     """The lines that the program prints, and those of the library's log."""
     url, *others = arguments

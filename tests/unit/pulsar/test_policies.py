@@ -11,8 +11,6 @@ from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.pulsar import hosting, served
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
-from equipoise.brokers.runtime.service import Bundle
-from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.core.reader import Folded
 from tests.unit.http.cluster import until
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
@@ -25,12 +23,6 @@ async def put(running: Brokers, name: str, body: object, method: str = "POST") -
     status, answer = await running.members[0].ask(method, f"{BASE}/{name}", body)
     assert 204 == status, answer
     await running.settled()
-
-
-def same_bundle(count: int) -> list[str]:
-    """Topics of one bundle, `TOPIC` first."""
-    names = (TOPIC, *(f"{TOPIC}{number}" for number in range(999)))
-    return [name for name in names if topic_hash(name) >> 30 == topic_hash(TOPIC) >> 30][:count]
 
 
 async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
@@ -136,56 +128,6 @@ async def test_the_maximum_of_topics_holds_in_a_burst(running: Brokers) -> None:
 
     await until(lambda: answers(T.PRODUCER_SUCCESS) + answers(T.ERROR) == len(names))
     assert answers(T.PRODUCER_SUCCESS) in (4, 5)
-
-
-@pytest.mark.parametrize(
-    ("name", "body", "error"),
-    [
-        ("autoTopicCreation", {"allowAutoTopicCreation": False}, ServerError.TopicNotFound),
-        ("maxTopicsPerNamespace", 1, ServerError.NotAllowedError),
-    ],
-)
-@with_brokers(count=2)
-async def test_topics_that_exist_move_although_clients_must_create_none(
-    running: Brokers, name: str, body: object, error: int
-) -> None:
-    """Also those without a consumer, used or not. Clients that come early are held, and those at
-    the wrong broker redirected.
-    """
-    source = running.owner_of()
-    destination = running.other_than(source)
-    used, unused, consumed, new = same_bundle(4)
-    client = await source.client()
-    for number, topic in enumerate((used, unused, consumed)):
-        await client.producer(number, topic)
-    client.publish(0, 0, "0")
-    await client.receipt(0, 0)
-    await client.consumer(9, consumed)
-    await put(running, name, body)
-    there = await destination.client()
-    await there.producer(1, used)
-    there.publish(1, 0, "ignored")
-    assert (
-        source.url
-        == (await there.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
-    )
-    entry = running.view.bundles[running.bundle_of()]
-    await destination.service.prepare(
-        Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high), None
-    )
-    early = there.ask_producer(2, unused)
-    await there.located()
-    await running.transfer(destination)
-    await there.receive(
-        T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == early
-    )
-    assert error == (await refused(there, there.ask_producer(3, new)))[0]
-    await there.producer(4, used)
-    await there.producer(5, consumed)
-    await there.consumer(6, consumed)
-    there.ask(T.CLOSE_PRODUCER, producer_id=4)
-    await there.receive(T.SUCCESS)
-    await there.producer(7, used)  # Another of its clients, which comes later.
 
 
 @with_brokers()

@@ -13,11 +13,8 @@ from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import DeadlineExceeded
-from equipoise.channel.core.ranges import TopicName, topic_hash
-from tests.unit.pulsar.test_session import metric_becomes
+from equipoise.channel.core.ranges import TopicName
 from tests.unit.pulsar.wire_client import (
-    NAMESPACE,
-    TOPIC,
     Brokers,
     Member,
     T,
@@ -67,23 +64,6 @@ async def redirected(client: WireClient) -> tuple[str, str]:
     producer = (await client.receive(T.CLOSE_PRODUCER)).close_producer
     consumer = (await client.receive(T.CLOSE_CONSUMER)).close_consumer
     return producer.assignedBrokerServiceUrl, consumer.assignedBrokerServiceUrl
-
-
-async def test_a_topic_to_which_no_producer_returns_is_dropped(tmp_path: Path) -> None:
-    """It moved only because of its entry ids."""
-    other = next(
-        name
-        for n in range(999)
-        if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30
-    )
-    settings = Settings(topics=TopicLimits(reconnect_wait_ms=100), inactive_ms=100)
-    async with brokers(tmp_path, count=2, settings=settings) as running:
-        _, destination, client = await busy(running)
-        await client.producer(2, other)
-        client.publish(2, 0, "x")
-        await client.receipt(2, 0)
-        await running.transfer(destination)
-        await metric_becomes(destination, "topics", 0)
 
 
 @with_brokers()
@@ -148,14 +128,6 @@ async def test_consumers_are_redirected_after_the_configured_time(running: Broke
     await client.receive(T.CLOSE_CONSUMER)
     assert time.monotonic_ns() - began_ns > 300_000_000
     await moving
-
-
-@with_brokers(count=2, settings=Settings(drain_wait_ms=20))
-async def test_a_client_that_answers_no_ping_does_not_delay_a_move(running: Brokers) -> None:
-    _, destination, client = await busy(running)
-    client.answers_pings = False
-    await running.transfer(destination)
-    assert (destination.url, destination.url) == await redirected(client)
 
 
 async def test_a_damaged_handover_does_not_keep_a_bundle_from_opening(

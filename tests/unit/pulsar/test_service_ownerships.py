@@ -11,10 +11,8 @@ from equipoise.brokers.agent.requests import MergeBundles, SetSettings, SplitBun
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.splitting.split_points import (
     FLOW_OR_QPS_EQUALLY_DIVIDE,
-    TOPIC_COUNT_EQUALLY_DIVIDE,
     TopicLoad,
 )
-from equipoise.channel.core.ranges import topic_hash
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, with_brokers
 
@@ -55,28 +53,6 @@ async def test_splits_and_merges_redirect_no_client(running: Brokers) -> None:
     assert 1 == len(running.view.bundles_of(NAMESPACE))
     assert [] == client.names()
     assert 0 == await member.metric("receipts_withheld_total")
-
-
-@with_brokers(bundles=1)
-async def test_a_bundle_is_split_between_its_topics(running: Brokers) -> None:
-    """Without topics it is not split."""
-    (member,) = running.members
-    intent = SplitBundle(
-        bundle=running.bundle_of(), algorithm=TOPIC_COUNT_EQUALLY_DIVIDE, reason="a test"
-    )
-    await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-    await running.settled()
-    assert 1 == len(running.view.bundles_of(NAMESPACE))
-    client = await member.client()
-    points = []
-    for number in range(4):
-        await client.producer(number, f"{TOPIC}{number}")
-        points.append(topic_hash(f"{TOPIC}{number}"))
-    await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-    await running.settled()
-    points.sort()
-    left, right = running.view.bundles_of(NAMESPACE)
-    assert left.high == right.low == points[1] + (points[2] - points[1]) // 2
 
 
 @with_brokers(bundles=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-
 import pytest
 
 from equipoise.brokers.pulsar.topics import keys
@@ -78,14 +76,6 @@ def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
 def test_damaged_metadata_has_no_key(block: bytes) -> None:
     assert key_of(block) is None
     assert murmur3(b"NONE_KEY") % SLOTS == slot_of(block)
-
-
-def test_a_key_in_base64_has_the_same_slot() -> None:
-    plain = block_of(PRODUCER + b"\x32\x06a key!")
-    encoded = base64.b64encode(b"a key!")
-    assert slot_of(plain) == slot_of(
-        block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01")
-    )
 
 
 def ordered(key: bytes) -> bytes:
