@@ -1,7 +1,7 @@
 """Answer questions about the topics of the cluster: where they are, which there are, and who may
 use them, by the policies of namespaces that are about more than one topic or about encryption.
 
-`brokers.pulsar.topics.policies` has those that bound a single topic.
+`brokers.pulsar.settings` has those that bound a single topic.
 """
 
 from __future__ import annotations

@@ -255,30 +255,23 @@ class Peers:
         They do not get the earlier answer: it may predate their call and lack a topic that they
         have just created.
         """
-        running = self._running.get(what)
-        if running is None:
-            task = self._running[what] = self._task(what, ask())
-        else:
-            task = self._next.get(what) or self._task(what, self._behind(what, running, ask))
-            self._next.setdefault(what, task)
+        task = self._next.get(what)
+        if task is None:
+            task = self._next[what] = asyncio.get_running_loop().create_task(
+                self._behind(what, ask), name=f"the topics of {what}"
+            )
+            task.add_done_callback(partial(self._finished, what))
         return await asyncio.shield(task)
 
     async def _behind(
-        self,
-        what: str,
-        running: asyncio.Task[Sequence[str]],
-        ask: Callable[[], Coroutine[None, None, Sequence[str]]],
+        self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]
     ) -> Sequence[str]:
-        await asyncio.wait([running])
+        """Ask once the running question has ended."""
+        running = self._running.get(what)
+        if running is not None:
+            await asyncio.wait([running])
         self._running[what] = self._next.pop(what)
         return await ask()
-
-    def _task(
-        self, what: str, asking: Coroutine[None, None, Sequence[str]]
-    ) -> asyncio.Task[Sequence[str]]:
-        task = asyncio.get_running_loop().create_task(asking, name=f"the topics of {what}")
-        task.add_done_callback(partial(self._finished, what))
-        return task
 
     def _finished(self, what: str, task: asyncio.Task[Sequence[str]]) -> None:
         if self._running.get(what) is task:

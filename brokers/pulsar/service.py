@@ -31,8 +31,7 @@ from equipoise.brokers.pulsar.closed import Handovers
 from equipoise.brokers.pulsar.hosting import Hosting, topic_loads
 from equipoise.brokers.pulsar.schemas import Schemas
 from equipoise.brokers.pulsar.served import Served
-from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.topics.policies import PolicyTable
+from equipoise.brokers.pulsar.settings import PolicyTable, Settings
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
@@ -153,11 +152,6 @@ class PulsarService(Service):
 
     # --- calls by sessions ---
 
-    def served_now(self, topic: TopicName) -> Served | None:
-        """Return a topic that is usable here at this moment, or None. Does not wait."""
-        served = self.hosting.topics.get(topic.full)
-        return served if served is not None and served.is_usable else None
-
     async def serve(
         self, topic: TopicName, admit: Callable[[TopicName], AbstractAsyncContextManager[None]]
     ) -> Served | Peer:
@@ -170,6 +164,9 @@ class PulsarService(Service):
 
         Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
+        here = self.hosting.topics.get(topic.full)
+        if here is not None and here.is_usable:
+            return here
         deadline = Deadline.after(timeout_ms=self.settings.hold_ms)
         is_admitted = False
         async with AsyncExitStack() as admitted:

@@ -209,10 +209,9 @@ class Session:
         """
         rights = self._parts.rights
         why = None if rights is None else rights.lacking(self._link, request)
-        if rights is None or why is None:
-            return False
-        self._begin(partial(self._refuse, rights, request, why))
-        return True
+        if rights is not None and why is not None:
+            self._begin(partial(self._refuse, rights, request, why))
+        return why is not None
 
     def _without_right(self, request: Guarded) -> Refusal | None:
         """Return a refusal that makes the client ask again; None if it has the right, as it had
@@ -534,9 +533,6 @@ class Session:
     async def _served(self, topic: str) -> Served:
         """Return the topic once this broker serves it. Wait while its owner is undecided."""
         name = served_topic(topic)
-        here = self._service.served_now(name)
-        if here is not None:
-            return here
         served = await self._service.serve(name, self._parts.admission.use)
         if isinstance(served, Peer):
             raise ServedElsewhere(

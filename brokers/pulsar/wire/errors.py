@@ -91,8 +91,6 @@ class ServedElsewhere(NotServed):
 
     def __init__(self, *, topic: str, broker: str, url: str | None) -> None:
         """`url` is the Pulsar address of `broker`, or None if it has none."""
-        self.topic = topic
-        self.broker = broker
         self.url = url
         super().__init__(
             error=ServerError.SERVICE_NOT_READY,

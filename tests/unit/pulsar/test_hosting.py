@@ -6,8 +6,7 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.pulsar.hosting import Hosting
-from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.topics.policies import PolicyTable
+from equipoise.brokers.pulsar.settings import PolicyTable, Settings
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.brokers.runtime.service import Ownership
