@@ -18,7 +18,7 @@ from equipoise.brokers.operations.access import Access
 from equipoise.brokers.runtime.router import (
     CONNECT_MS,
     OPENED_PATH,
-    Opened,
+    OpenedBundles,
     all_of,
     by_owner,
     opened_in,
@@ -187,7 +187,7 @@ def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = Fals
         )
 
 
-def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) -> Opened:
+def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) -> OpenedBundles:
     """Ask the owners of bundles which they have opened under these `tokens`. An owner that does not
     answer has opened nothing.
     """

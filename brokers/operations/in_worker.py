@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener
-from equipoise.brokers.runtime.router import Opened
+from equipoise.brokers.runtime.router import OpenedBundles
 from equipoise.brokers.security.limits import Rate
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
@@ -63,7 +63,7 @@ class Host(Protocol):
     ) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
 
-    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Return which bundles their owners have opened under these `tokens`."""
 
     async def request(
@@ -211,7 +211,7 @@ class WorkerPort:
         """See `Port`."""
         self._host.undrain()
 
-    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> OpenedBundles:
         """See `Port`."""
         return await self._host.opened(
             tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms())

@@ -34,7 +34,7 @@ from equipoise.brokers.operations.asking import ask_opened, order_to_drain
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener
 from equipoise.brokers.runtime.data_directory import instance_ids_of_dead
-from equipoise.brokers.runtime.router import Opened
+from equipoise.brokers.runtime.router import OpenedBundles
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, Verdict
@@ -118,7 +118,7 @@ class ChannelPort:
         """See `Port`."""
         order_to_drain(broker, self._access.deadline, ends=True)
 
-    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> OpenedBundles:
         """See `Port`."""
         return ask_opened(self._access, tokens, self._within(within_ms))
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from equipoise.brokers.agent.requests import Intent, subject_of
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.operations.checks import unless_overtaken
-from equipoise.brokers.runtime.router import Opened
+from equipoise.brokers.runtime.router import OpenedBundles
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.reader import Folded
@@ -71,7 +71,7 @@ class Port(Protocol):
     async def undrain(self, broker: BrokerEntry) -> None:
         """Order a broker to end its drain. Raises `BrokerUnreachable`."""
 
-    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> OpenedBundles:
         """Ask the owners of bundles, within `within_ms`, which they have opened under these
         `tokens`, by name. An owner may not answer.
         """

@@ -66,7 +66,7 @@ class Located:
     lost_ms: int | None = None
 
 
-class Waiting(Protocol):
+class WaitingHost(Protocol):
     """Waits for the view to change, by the real clock or by a test's.
     `brokers.runtime.worker.Worker` defines its calls.
     """
@@ -100,7 +100,7 @@ class Router:
         *,
         ownerships: Mapping[str, Ownership],
         clock: Clock,
-        waiting: Waiting,
+        waiting: WaitingHost,
         step: Callable[[Wanted], None],
         log_is_readable: Callable[[], bool],
     ) -> None:
@@ -160,13 +160,13 @@ class Router:
             point=point,
         )
 
-    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
         Return those that are open then.
         """
         pending, done = dict(tokens), set[str]()
 
-        def look(view: View) -> Opened | None:
+        def look(view: View) -> OpenedBundles | None:
             for name, token in list(pending.items()):
                 ownership, bundle = self._ownerships.get(name), view.bundles.get(name)
                 if ownership is not None and ownership.token == token:
@@ -180,18 +180,18 @@ class Router:
                 ):
                     continue  # The service still opens it.
                 del pending[name]
-            return None if pending else Opened(bundles=frozenset(done), offset=view.offset)
+            return None if pending else OpenedBundles(bundles=frozenset(done), offset=view.offset)
 
         try:
             return await self._waiting.until(
                 look, timeout_ms=timeout_ms, what="the opening of bundles"
             )
         except DeadlineExceeded:
-            return Opened(bundles=frozenset(done), offset=self._agent.view.offset)
+            return OpenedBundles(bundles=frozenset(done), offset=self._agent.view.offset)
 
     async def opened(
         self, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls
-    ) -> Opened:
+    ) -> OpenedBundles:
         """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer
         has opened nothing.
         """
@@ -320,7 +320,7 @@ async def _opened_at(
     timeout_ms: int,
     own_token: OwnToken,
     tls: ClientTls,
-) -> Opened:
+) -> OpenedBundles:
     url = f"{own_http(owner.joined.addresses)}{OPENED_PATH}"
     timeout = aiohttp.ClientTimeout(
         total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000
@@ -337,11 +337,11 @@ async def _opened_at(
             return (
                 opened_in(orjson.loads(await response.read()))
                 if response.status == HTTPStatus.OK
-                else Opened()
+                else OpenedBundles()
             )
     except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):
         # An invalid address, no JSON, or no address for the token.
-        return Opened()
+        return OpenedBundles()
 
 
 def _line(purpose: Purpose, bundle: str) -> Line:
@@ -399,7 +399,7 @@ waits no longer than without asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedBundles:
     """Those of some bundles that their owners have opened. The owners knew the log up to
     `offset`.
     """
@@ -435,24 +435,26 @@ def opened_question(tokens: Mapping[str, int], *, timeout_ms: int) -> Mapping[st
     return {"bundles": dict(tokens), "timeout_ms": min(timeout_ms, OPENED_MS_MAX)}
 
 
-def opened_in(answer: object) -> Opened:
+def opened_in(answer: object) -> OpenedBundles:
     """Read the answer of an owner. Another answer says nothing."""
     if (
         not isinstance(answer, dict)
         or not isinstance(names := answer.get("open"), list)
         or not isinstance(answer.get("offset"), int)
     ):
-        return Opened()
-    return Opened(
+        return OpenedBundles()
+    return OpenedBundles(
         bundles=frozenset(name for name in names if isinstance(name, str)), offset=answer["offset"]
     )
 
 
-def all_of(answers: Iterable[Opened]) -> Opened:
+def all_of(answers: Iterable[OpenedBundles]) -> OpenedBundles:
     """Return the answers of several owners as one."""
     answers = list(answers)
     bundles = frozenset[str]().union(*(answer.bundles for answer in answers))
-    return Opened(bundles=bundles, offset=max((answer.offset for answer in answers), default=0))
+    return OpenedBundles(
+        bundles=bundles, offset=max((answer.offset for answer in answers), default=0)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

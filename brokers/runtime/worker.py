@@ -31,7 +31,7 @@ from equipoise.brokers.runtime.observations.recorder import Recorders
 from equipoise.brokers.runtime.router import (
     ChannelLoss,
     Located,
-    Opened,
+    OpenedBundles,
     Router,
     channel_loss,
     may_deny,
@@ -406,7 +406,7 @@ class Worker:
         """
         return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
 
-    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
         Return those that are open then.
 
@@ -414,7 +414,7 @@ class Worker:
         """
         return await self._router.opened_here(tokens, timeout_ms=timeout_ms)
 
-    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer
         has opened nothing.
         """

@@ -19,7 +19,7 @@ from equipoise.brokers.agent.requests import Intent, action_of, refusal, rejecti
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.callers import Line
-from equipoise.brokers.runtime.router import Opened, Router, all_of, by_owner, may_deny
+from equipoise.brokers.runtime.router import OpenedBundles, Router, all_of, by_owner, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
@@ -198,7 +198,7 @@ class Member(AgentHost):
         self._listeners.append((listener, resynced))
         return partial(self._listeners.remove, (listener, resynced))
 
-    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Ask the owners of bundles, without the network, which they have opened under these
         `tokens`.
         """
@@ -250,7 +250,7 @@ class Member(AgentHost):
         what: str,
         line: Line | None = None,  # noqa: ARG002 - a test has few callers, so each looks itself
     ) -> T:
-        """Wait for a condition as `brokers.runtime.router.Waiting` defines, on the cluster's
+        """Wait for a condition as `brokers.runtime.router.WaitingHost` defines, on the cluster's
         clock.
         """
         clock = self._world.clock

@@ -9,7 +9,7 @@ from equipoise.brokers.agent.requests import BY_COUNT, Intent, record_of, refusa
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener, T
-from equipoise.brokers.runtime.router import Opened
+from equipoise.brokers.runtime.router import OpenedBundles
 from equipoise.channel.core.entries import BrokerEntry, Verdict
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
@@ -68,5 +68,5 @@ class FoldingPort:
     async def undrain(self, broker: BrokerEntry) -> None:
         raise NotImplementedError
 
-    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> Opened:
+    async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> OpenedBundles:
         raise NotImplementedError

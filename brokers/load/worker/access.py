@@ -93,14 +93,14 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class KafkaAccess:
     """How a load worker connects: with or without SASL and TLS."""
 
     login: Password | Tokens | None
     tls: Tls | None
 
 
-def access_of(settings: Mapping[str, str]) -> Access:
+def access_of(settings: Mapping[str, str]) -> KafkaAccess:
     """Return the access part of the Kafka client's settings. Raises `InvalidKafkaSetting` for what
     a load worker does not support.
     """
@@ -116,7 +116,7 @@ def access_of(settings: Mapping[str, str]) -> Access:
             setting="security.protocol", problem=f"it must be one of {', '.join(_PROTOCOLS)}"
         )
     has_sasl, has_tls = _PROTOCOLS[protocol]
-    return Access(
+    return KafkaAccess(
         login=_login(settings) if has_sasl else None, tls=_tls(settings) if has_tls else None
     )
 

@@ -20,7 +20,7 @@ import faust
 from aiokafka.errors import KafkaError
 
 from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
-from equipoise.brokers.load.worker.access import Access, access_of
+from equipoise.brokers.load.worker.access import KafkaAccess, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
 from equipoise.channel.core.errors import Bug, OperatorError
 from equipoise.channel.core.side_log import SideLogUnavailable
@@ -141,7 +141,7 @@ class _Start:
     """Waits for Kafka and creates missing topics."""
 
     def __init__(
-        self, address: KafkaAddress, *, access: Access, clients: Clients, log_url: str
+        self, address: KafkaAddress, *, access: KafkaAccess, clients: Clients, log_url: str
     ) -> None:
         self._address = address
         self._access = access

@@ -23,7 +23,7 @@ from faust.auth import Credentials, OAuthCredentials, SASLCredentials, SSLCreden
 from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
 from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
-from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens
+from equipoise.brokers.load.worker.access import KafkaAccess, Password, Tls, Tokens
 from equipoise.brokers.load.worker.steps import (
     Arrived,
     BrokerUpdate,
@@ -59,7 +59,7 @@ class Place:
     """
 
     servers: str
-    access: Access
+    access: KafkaAccess
     log: str
     partitions: int
 
@@ -222,7 +222,7 @@ def _app(place: Place, folder: Path) -> faust.App:
     )
 
 
-def _credentials(access: Access) -> Credentials | None:
+def _credentials(access: KafkaAccess) -> Credentials | None:
     context = None if access.tls is None else _context(access.tls)
     match access.login:
         case Password(mechanism=mechanism, username=username, password=password):

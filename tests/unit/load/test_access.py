@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens, access_of
+from equipoise.brokers.load.worker.access import KafkaAccess, Password, Tls, Tokens, access_of
 from equipoise.channel.core.errors import InvalidKafkaSetting
 
 SASL = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "worker", "sasl.password": "secret"}
@@ -44,29 +44,29 @@ TOKENS = Tokens(
     authorities=None,
 )
 
-TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
-    "nothing": ({}, Access(login=None, tls=None)),
+TAKEN: Mapping[str, tuple[Mapping[str, str], KafkaAccess]] = {
+    "nothing": ({}, KafkaAccess(login=None, tls=None)),
     "what tunes librdkafka only": (
         {"socket.timeout.ms": "1000", "debug": "all"},
-        Access(login=None, tls=None),
+        KafkaAccess(login=None, tls=None),
     ),
     "a password in the clear": (
         {"security.protocol": "sasl_plaintext", **SASL},
-        Access(login=PASSWORD, tls=None),
+        KafkaAccess(login=PASSWORD, tls=None),
     ),
     "a password under TLS": (
         {"security.protocol": "SASL_SSL", **SASL},
-        Access(login=PASSWORD, tls=SYSTEM),
+        KafkaAccess(login=PASSWORD, tls=SYSTEM),
     ),
     "settings of SASL without it": (
         {"security.protocol": "ssl", **SASL},
-        Access(login=None, tls=SYSTEM),
+        KafkaAccess(login=None, tls=SYSTEM),
     ),
     "where the system keeps its own": (
         {"security.protocol": "ssl", "ssl.ca.location": "probe"},
-        Access(login=None, tls=SYSTEM),
+        KafkaAccess(login=None, tls=SYSTEM),
     ),
-    "tokens": (OAUTH, Access(login=TOKENS, tls=SYSTEM)),
+    "tokens": (OAUTH, KafkaAccess(login=TOKENS, tls=SYSTEM)),
     "tokens with all details": (
         {
             **OAUTH,
@@ -74,7 +74,7 @@ TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
             "sasl.oauthbearer.extensions": "a=1,b=2",
             "https.ca.location": "login.pem",
         },
-        Access(
+        KafkaAccess(
             login=replace(
                 TOKENS, scope="kafka", extensions={"a": "1", "b": "2"}, authorities="login.pem"
             ),
@@ -83,7 +83,7 @@ TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
     ),
     "files": (
         {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none", **FILES},
-        Access(
+        KafkaAccess(
             login=None,
             tls=Tls(
                 authorities="ca.pem",
@@ -97,7 +97,7 @@ TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
     ),
     "no verification": (
         {"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"},
-        Access(
+        KafkaAccess(
             login=None,
             tls=Tls(
                 authorities=None,
