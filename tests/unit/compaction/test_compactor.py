@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,22 +40,6 @@ from tests.channels.folding import Channel, channel_with
 from tests.channels.gap_log import GapLog
 
 ONE_OFFSET = Retention(unit="offsets", amount=1)
-
-
-@pytest.fixture
-def log() -> Iterator[GapLog]:
-    """A log of its own."""
-    log = GapLog()
-    yield log
-    log.close()
-
-
-@pytest.fixture
-def other(log: GapLog) -> Iterator[GapLog]:
-    """The same log, as another compactor has it."""
-    other = GapLog(name=log.name)
-    yield other
-    other.close()
 
 
 @pytest.fixture

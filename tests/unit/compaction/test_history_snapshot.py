@@ -5,7 +5,6 @@ damage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
@@ -35,14 +34,6 @@ from tests.channels.gap_log import GapLog
 from tests.unit.sqlite.sqlite_files import edit, open_at
 
 KEPT = Retention(unit="offsets", amount=5)
-
-
-@pytest.fixture
-def log() -> Iterator[GapLog]:
-    """A log of its own."""
-    log = GapLog()
-    yield log
-    log.close()
 
 
 @pytest.fixture
@@ -110,27 +101,27 @@ def test_a_cut_in_a_gap_is_lowered_to_the_record_before(log: GapLog, channel: Ch
     assert [10, 60] == list(told_by(log))
 
 
-def test_a_dry_run_tells_where_the_log_would_begin(log: GapLog, channel: Channel) -> None:
+def test_a_dry_run_tells_where_the_log_would_begin(
+    log: GapLog, other: GapLog, channel: Channel
+) -> None:
     """A dry run folds what the history snapshot would be, and claims and writes nothing."""
     log.leap(50)
     log.put(*(((offset + 50), data) for offset, data in channel.entries[-1:]))
     log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
     retain = Retention(unit="offsets", amount=20)
-    other = GapLog(name=log.name)
     would = compacted(other, retain=retain, dry_run=True)
     assert (11, None) == (would.start, log.history_snapshot().load())
     log.history_snapshot().replace([], b"not fenced", timeout_ms=TIMEOUT_MS)
     assert would.start == compacted(other, retain=retain).start
-    other.close()
 
 
 def test_who_comes_between_look_and_claim_is_seen(
-    log: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    log: GapLog, other: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A history snapshot that another compactor has moved meanwhile is not put lower by one that
     looked at it before.
     """
-    other, history_snapshot = GapLog(name=log.name), log.history_snapshot()
+    history_snapshot = log.history_snapshot()
     claim = history_snapshot.claim
 
     def claim_late(*, timeout_ms: int) -> None:
@@ -142,7 +133,6 @@ def test_who_comes_between_look_and_claim_is_seen(
     with pytest.raises(SnapshotFenced):
         compacted(log, retain=KEPT)
     assert 19 == history_position(log) == log.start()
-    other.close()
 
 
 def spoil(log: GapLog) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -61,14 +60,6 @@ def held(channel: Channel, archived_to: int, *, name: str = "main", days_old: in
         propose.set_policy(channel.admin(), channel.view, name=hold_key(name), document=document)
     )
     return channel
-
-
-@pytest.fixture
-def log() -> Iterator[GapLog]:
-    """A log of its own."""
-    log = GapLog()
-    yield log
-    log.close()
 
 
 def test_the_lowest_hold_counts() -> None:

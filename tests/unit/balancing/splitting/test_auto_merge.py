@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -104,56 +104,49 @@ def test_nothing_is_merged_twice_in_a_round() -> None:
     assert [(A, B), (C, D)] == merged(plan)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    id: str
-    reason: str
-    settings: MergeSettings = AT_ONCE
-    more: Mapping[str, object] = field(default_factory=dict)
-    merges: Sequence[Pair] = ((A, B),)
-    of: str = C
+BOUNDS: dict[str, tuple[MergeSettings, Mapping[str, object], list[Pair], str]] = {
+    "a round": (
+        replace(AT_ONCE, merges_max=1),
+        {},
+        [(A, B)],
+        "this round has 1 merge already",
+    ),
+    "the namespace": (
+        replace(AT_ONCE, bundles_min=3),
+        {},
+        [(A, B)],
+        "t/ns has 4 bundles and keeps 3; each of 1 brokers may merge 1",
+    ),
+    "others may merge, too": (
+        replace(AT_ONCE, bundles_min=2),
+        {"brokers": 2},
+        [(A, B)],
+        "t/ns has 4 bundles and keeps 2; each of 2 brokers may merge 1",
+    ),
+    "all that there are": (
+        replace(AT_ONCE, bundles_min=5),
+        {},
+        [],
+        "t/ns has 4 bundles and keeps 5; each of 1 brokers may merge 0",
+    ),
+    "unknown": (
+        AT_ONCE,
+        {"bundle_counts": {}},
+        [],
+        "the number of bundles of t/ns is unknown",
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        Bound(
-            id="a round",
-            settings=replace(AT_ONCE, merges_max=1),
-            reason="this round has 1 merge already",
-        ),
-        Bound(
-            id="the namespace",
-            settings=replace(AT_ONCE, bundles_min=3),
-            reason="t/ns has 4 bundles and keeps 3; each of 1 brokers may merge 1",
-        ),
-        Bound(
-            id="others may merge, too",
-            settings=replace(AT_ONCE, bundles_min=2),
-            more={"brokers": 2},
-            reason="t/ns has 4 bundles and keeps 2; each of 2 brokers may merge 1",
-        ),
-        Bound(
-            id="all that there are",
-            settings=replace(AT_ONCE, bundles_min=5),
-            reason="t/ns has 4 bundles and keeps 5; each of 1 brokers may merge 0",
-            merges=(),
-        ),
-        Bound(
-            id="unknown",
-            more={"bundle_counts": {}},
-            reason="the number of bundles of t/ns is unknown",
-            merges=(),
-        ),
-    ],
-    ids=lambda case: case.id,
+    ("settings", "more", "merges", "reason"), BOUNDS.values(), ids=BOUNDS.keys()
 )
-def test_merges_are_bounded(case: Bound) -> None:
+def test_merges_are_bounded(
+    settings: MergeSettings, more: Mapping[str, object], merges: list[Pair], reason: str
+) -> None:
     """A namespace never gets too few bundles, even if all brokers merge at once."""
-    plan = plan_merges(
-        snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **case.more), case.settings, {}
-    )
-    assert (list(case.merges), case.reason) == (merged(plan), told(plan)[case.of])
+    plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **more), settings, {})
+    assert (merges, reason) == (merged(plan), told(plan)[C])
 
 
 def test_only_neighbours_that_rest_here_are_merged() -> None:
