@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import json
 import os
 import signal
 import subprocess
@@ -83,16 +82,6 @@ def test_every_error_has_a_code() -> None:
         codes["NotFound"],
         codes["LogDamaged"],
     )
-
-
-def test_an_error_is_printed_as_json_with_its_attributes(tmp_path: Path) -> None:
-    url = write(owned_channel().entries, tmp_path)
-    result = run("channel", "why", "nonsense", "--json", log=url)
-    document = json.loads(result.stderr)
-    assert ("InvalidName", "bundle name", "nonsense") == tuple(
-        document[name] for name in ("error", "what", "name")
-    )
-    assert ("", 2) == (result.stdout, result.exit_code)
 
 
 def test_a_full_disk_under_the_output_is_reported() -> None:
@@ -230,14 +219,6 @@ def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> Non
 )
 def test_unprintable_characters_are_escaped(text: str, expected: str) -> None:
     assert expected == printable(text)
-
-
-def test_the_log_may_be_named_by_the_environment(tmp_path: Path) -> None:
-    url = write(owned_channel().entries, tmp_path)
-    assert 0 == run("brokers", "list", log=url).exit_code
-    assert 0 == run("brokers", "list", "--log", url, log="sqlite:nowhere").exit_code
-    missing = run("brokers", "list")
-    assert (2, True) == (missing.exit_code, "Missing option '--log'" in missing.stderr)
 
 
 def nobody() -> str:

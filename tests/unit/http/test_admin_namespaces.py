@@ -1,14 +1,15 @@
-"""Tenants, namespaces and bundles, administered over HTTP as scripts written for Pulsar do it."""
+"""Namespaces and tenants over HTTP beyond their transcripts: callers at once, waits and bounds."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.operations import in_worker
-from tests.unit.http.cluster import NAMESPACE, cluster, path_of, until
+from tests.unit.http.cluster import NAMESPACE, Broker, cluster, path_of, until
 
 pytestmark = pytest.mark.integration
 
@@ -61,19 +62,6 @@ async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
         await brokers.settled()
         assert all(last < brokers.view.bundles[name].token for name, last in before.items())
         assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
-
-
-async def test_an_unload_of_a_namespace_leaves_it_as_even_as_it_was(tmp_path: Path) -> None:
-    """Again and again: destinations are planned for all bundles together."""
-    async with cluster(tmp_path, brokers=3, bundles=48) as brokers:
-        for _ in range(2):
-            assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
-            await brokers.settled()
-            counts = [
-                brokers.view.held_count(broker.incarnation)
-                for broker in brokers.view.live_brokers()
-            ]
-            assert (48, True) == (sum(counts), max(counts) - min(counts) <= 2), counts
 
 
 async def test_an_unload_of_a_free_bundle_succeeds_unless_it_names_a_destination(
@@ -136,3 +124,74 @@ async def test_operations_beyond_the_bound_are_answered_503(
         assert "owned" == brokers.view.bundles[second].phase
         owner.service.closing.set()
         assert 204 == (await asked).status
+
+
+TENANTS = "/admin/v2/tenants"
+IN_THIS_CLUSTER = {"adminRoles": [], "allowedClusters": ["equipoise"]}
+
+
+async def test_a_refusal_repeats_no_long_text(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        long = "x" * 100_000
+        for body in (
+            {"adminRoles": [long], "allowedClusters": ["equipoise"]},
+            {"allowedClusters": [long]},
+        ):
+            answer = await broker.put(f"{TENANTS}/new", body)
+            assert (412, True) == (answer.status, len(answer.reason) < 300)
+        assert {} == brokers.view.policies
+
+
+async def test_a_tenant_is_created_once_if_both_brokers_are_asked_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        answers = await asyncio.gather(
+            *(broker.put(f"{TENANTS}/new", IN_THIS_CLUSTER) for broker in brokers.brokers)
+        )
+        assert [204, 409] == sorted(answer.status for answer in answers)
+
+
+async def set_quota(broker: Broker, name: str, value: int) -> None:
+    assert (
+        200
+        == (
+            await broker.ask(
+                "PATCH",
+                "/admin/v2/balancing",
+                data=json.dumps({"changes": {f"tenants.{name}": value}}).encode(),
+            )
+        ).status
+    )
+
+
+async def test_namespaces_created_at_once_do_not_exceed_the_quota(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        await set_quota(broker, "bundles_max", 10)
+        answers = await asyncio.gather(
+            *(
+                broker.put(f"/admin/v2/namespaces/new/{name}", {"bundles": {"numBundles": 4}})
+                for name in range(6)
+            )
+        )
+        assert [204, 204, 412, 412, 412, 412] == sorted(answer.status for answer in answers)
+        assert 8 == sum(name.startswith("new/") for name in brokers.view.bundles)
+
+
+async def test_a_tenant_that_changes_too_much_leaves_room_for_others(tmp_path: Path) -> None:
+    """It may change twice the rate at once. What has begun ends, however many records it takes."""
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        await set_quota(broker, "records_per_second_max", 2)
+        assert (
+            204
+            == (
+                await broker.put("/admin/v2/namespaces/new/many", {"bundles": {"numBundles": 8}})
+            ).status
+        )
+        assert 204 == (await broker.ask("DELETE", "/admin/v2/namespaces/new/many")).status
+        refused = await broker.put("/admin/v2/namespaces/new/more")
+        assert (503, "Overloaded") == (refused.status, json.loads(refused.body)["error"])
+        assert "in tenant new at broker" in refused.reason
+        assert "Retry-After" in refused.headers
+        assert 204 == (await broker.put("/admin/v2/namespaces/other/one")).status

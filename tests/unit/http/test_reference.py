@@ -1,4 +1,4 @@
-"""The reference names what there is: every path, every metric."""
+"""The reference names every path and metric, and what there is not has a default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.tls import Certificates, TlsFiles
 from equipoise.channel.core.view import View
 from tests.docs.openapi import operations
-from tests.unit.http.cluster import Broker, with_broker
+from tests.unit.http.cluster import NAMESPACE, Broker, cluster, with_broker
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
@@ -55,3 +55,21 @@ def test_every_metric_is_documented() -> None:
     assert told == set(
         re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE)
     )
+
+
+async def test_a_question_gets_the_default_and_a_change_a_sentence(tmp_path: Path) -> None:
+    tenant, _, namespace = NAMESPACE.partition("/")
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for path, default in DEFAULTS.items():
+            named = {"tenant": tenant, "namespace": namespace, "cluster": "equipoise"}
+            concrete = path.format(**named)
+            answer = await broker.ask("GET", concrete)
+            assert (204, None) == (answer.status, default) or (200, default) == (
+                answer.status,
+                answer.json(),
+            )
+            refused = await broker.ask("PUT", concrete)
+            assert (405, "GET") == (refused.status, refused.headers["Allow"])
+            command = concrete.removeprefix("/admin/v2/")
+            assert refused.reason.startswith(f"this server has no 'PUT {command}': ")

@@ -25,8 +25,6 @@ import pytest
 from tests import transcripts
 from tests.unit.http.cluster import Answer, Cluster, cluster, until
 
-pytestmark = pytest.mark.integration
-
 _HEADERS: Final = ("Allow", "Retry-After", "X-Unload-Outcome")
 _DIFFERENT: Final = (
     (r"\b\d{13}\b", "MILLISECONDS"),

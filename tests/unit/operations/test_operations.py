@@ -12,23 +12,18 @@ from equipoise.brokers.agent.requests import (
     CreateNamespace,
     DeleteNamespace,
     Intent,
-    MergeBundles,
     MoveAway,
-    SetClusterPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
     may_run_again,
-    rejection,
 )
-from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.brokers.balancing.policies import pin_document
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.errors import (
     Cancelled,
     DestinationForbidden,
-    InvalidPolicy,
-    PolicyLeavesNobody,
     Rejected,
 )
 from equipoise.brokers.operations.checks import (
@@ -246,23 +241,6 @@ def test_a_step_may_be_overtaken() -> None:
         refused(Reason.DEAD_PUBLISHER)
 
 
-def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
-    channel = channel_with("a", "b", bundles=2)
-    check_request(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
-    with pytest.raises(
-        Rejected, match=r"it already exists \(created at offset 4\); see its 2 bundles"
-    ):
-        check_request(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
-    left = channel.bundle()
-    merge = MergeBundles(left=left.name, reason=BY_OPERATOR)
-    check_request(channel.view, merge)
-    channel.own("a")
-    channel.own("b", MIDDLE)
-    with pytest.raises(Rejected, match="they belong to a and b; transfer one of them first"):
-        check_request(channel.view, merge)
-    check_request(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
-
-
 @pytest.mark.parametrize(
     ("setting", "most", "intent", "problem"),
     [
@@ -299,27 +277,6 @@ def test_a_tenant_gets_no_more_than_its_quota(
     ):
         check_request(channel.view, intent)
     check_request(channel.view, CreateNamespace(name="other/b", boundaries=even_boundaries(2)))
-
-
-def test_an_invalid_policy_raises_its_own_error() -> None:
-    view = channel_with("a", "b").view
-    good = isolation_document(namespaces=["tenant/.*"], primary=["a"])
-    check_request(view, SetClusterPolicy(policy="isolation/x", document=good))
-    check_request(view, SetClusterPolicy(policy="isolation/x", document=None))
-    with pytest.raises(InvalidPolicy):
-        check_request(
-            view,
-            SetClusterPolicy(
-                policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])
-            ),
-        )
-    with pytest.raises(PolicyLeavesNobody):
-        check_request(
-            view,
-            SetClusterPolicy(
-                policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])
-            ),
-        )
 
 
 def test_a_destination_is_forbidden_by_rules_alone() -> None:
@@ -365,26 +322,6 @@ def test_cancels_come_in_batches() -> None:
         Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])
     ]
     assert expected == [cancel for batch in batches for cancel in batch]
-
-
-def test_a_rejection_has_the_message_of_its_story() -> None:
-    channel = channel_in("owned", "target")
-    channel.die("target")
-    record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
-    verdict = channel.put(record)
-    refused = rejection(
-        Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view, "move"
-    )
-    assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (
-        refused.reason,
-        refused.problem,
-        refused.offset,
-    )
-    told = (
-        f"cannot move {record.key}: target is not alive (refused at offset {channel.view.offset});"
-        " name a broker that is up"
-    )
-    assert str(refused).startswith(told)
 
 
 def test_a_deletion_has_its_steps_in_order() -> None:

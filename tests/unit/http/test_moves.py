@@ -1,21 +1,28 @@
-"""Owners tell when they have opened a bundle, and a move is answered then."""
+"""Moves over HTTP: they are answered once the owner has opened the bundle, with what became of it,
+and can be cancelled.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.http.admin.namespaces import UNLOAD_OUTCOME
 from equipoise.brokers.operations import moves, outcomes
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.operations.on_channel import ChannelPort, run
 from tests.unit.http.cluster import (
     NAMESPACE,
     PATIENCE_MS,
+    Answer,
     Broker,
     Cluster,
+    cluster,
     path_of,
     post,
     told,
@@ -131,3 +138,102 @@ async def test_what_an_owner_tells(brokers: Cluster) -> None:
         {"bundles": {}, "timeout_ms": -1},
     ):
         assert (400, "InvalidRequest") == told(await tell(source, body=body))
+
+
+NAMESPACES = "/admin/v2/namespaces"
+
+
+def outcome_of(answer: Answer) -> Mapping[str, object]:
+    """What an unload answers of the bundle, beside the status that Pulsar's tools expect."""
+    assert (204, b"") == (answer.status, answer.body)
+    told = json.loads(answer.headers[UNLOAD_OUTCOME])
+    assert isinstance(told, dict)
+    return told
+
+
+@with_cluster(brokers=2)
+async def test_an_unload_of_a_namespace_with_a_refused_bundle_is_answered_409(
+    brokers: Cluster,
+) -> None:
+    bundle, owner, other = brokers.first()
+    other.service.fails.add(bundle)
+    answer = await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload")
+    assert (409, "Cancelled") == (answer.status, answer.json()["error"])  # type: ignore[index]
+    assert f"{bundle} came back to {owner.id}, token " in answer.reason
+    outcome = json.loads(answer.headers[UNLOAD_OUTCOME])
+    assert (3, 1, bundle) == (
+        outcome["moved"],
+        outcome["not_moved"],
+        outcome["for_example"][0]["bundle"],
+    )
+
+
+@with_cluster()
+async def test_an_unload_without_another_broker_reports_why_the_bundle_stays(
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (owner,) = brokers.brokers
+    bundle = brokers.bundles()[0]
+    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+    nobody = "no other broker may own it: no other broker accepts bundles"
+    assert (owner.id, owner.id, nobody) == (
+        outcome["source"],
+        outcome["owner"],
+        outcome["problem"],
+    )
+    owner.service.fails.add(bundle)
+    monkeypatch.setattr(moves, "PLACED_MS", 600)
+    outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+    assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (
+        outcome["owner"],
+        outcome["problem"],
+    )
+    owner.service.fails.clear()
+    await brokers.settled()
+
+
+# --- moves ---
+
+
+async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
+    """A transfer of a bundle to a broker whose service does not get ready for it."""
+    target = brokers.other_than(brokers.owner_of(bundle))
+    target.service.taking.clear()
+    transfer = asyncio.ensure_future(
+        brokers.brokers[0].put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+    )
+    await until(lambda: brokers.view.bundles[bundle].phase == "transferring")
+    return transfer
+
+
+async def test_a_cancelled_transfer_leaves_the_bundle_under_its_token(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        before = brokers.view.bundles[bundle]
+        transfer = await stalled(brokers, bundle)
+        assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
+        answer = await transfer
+        assert ((409, "Cancelled"), True) == (
+            told(answer),
+            "reason: cancelled by an admin" in answer.reason,
+        )
+        after = brokers.view.bundles[bundle]
+        assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
+        refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
+        problem = "there is nothing to cancel: it is owned and does not move"
+        assert (409, True) == (refused.status, problem in refused.reason)
+
+
+async def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
+        assert (
+            204
+            == (
+                await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")
+            ).status
+        )
+        assert {(409, "Cancelled")} == {told(await transfer) for transfer in transfers}
+        assert {"owned"} == {bundle.phase for bundle in brokers.view.bundles_of(NAMESPACE)}
+        path = "/admin/v2/namespaces/acme/nowhere/unload"
+        assert (404, "UnknownNamespace") == told(await brokers.brokers[0].ask("DELETE", path))
