@@ -38,9 +38,10 @@ PLACES = [(name, place) for name, line in LINES.items() for place in range(len(l
 
 SPARK_JOBS = {
     "audit.job": "run_audit",
+    "audit.pulsar": "run_pulsar",
     "archive.job": "run_archive",
     "verifying.job": "run_verify",
-    "report": "run_report",
+    "report.job": "run_report",
     "archive.tables.small_files": "run_compact",
     "laboratory": "run_lab",
 }
