@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.client.client import Client, ClientInThread
     from equipoise.brokers.http.caller import identity_of
     from equipoise.brokers.runtime.embedding.by_key import current_work
-    from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
+    from equipoise.brokers.runtime.embedding.embedded import WorkerInThread
     from equipoise.brokers.runtime.service import (
         Bundle,
         Ownership,
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
         Work,
     )
     from equipoise.brokers.security.identity import Identity
+    from equipoise.brokers.sharded.keyed import Keyed, Store
+    from equipoise.brokers.sharded.program import Equipoise
+    from equipoise.brokers.sharded.stores import SqliteStore
+    from equipoise.brokers.sharded.tasks import Shard, Tasks
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
     from equipoise.channel.system.deadline import Deadline
@@ -36,15 +40,20 @@ __all__ = [
     "ClientInThread",
     "Cluster",
     "Deadline",
+    "Equipoise",
     "Identity",
+    "Keyed",
     "Messaging",
     "Ownership",
     "Peer",
     "Response",
     "Service",
     "ServiceHost",
+    "Shard",
+    "SqliteStore",
+    "Store",
+    "Tasks",
     "Work",
-    "Worker",
     "WorkerInThread",
     "current_work",
     "identity_of",
@@ -58,15 +67,20 @@ _MODULES: Final = {
     "ClientInThread": "brokers.client.client",
     "Cluster": "brokers.testing.virtual_cluster",
     "Deadline": "channel.system.deadline",
+    "Equipoise": "brokers.sharded.program",
     "Identity": "brokers.security.identity",
+    "Keyed": "brokers.sharded.keyed",
     "Messaging": "shedder.bundle_load",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
     "Response": "brokers.client.calls",
     "Service": "brokers.runtime.service",
     "ServiceHost": "brokers.runtime.service",
+    "Shard": "brokers.sharded.tasks",
+    "SqliteStore": "brokers.sharded.stores",
+    "Store": "brokers.sharded.keyed",
+    "Tasks": "brokers.sharded.tasks",
     "Work": "brokers.runtime.service",
-    "Worker": "brokers.runtime.embedding.embedded",
     "WorkerInThread": "brokers.runtime.embedding.embedded",
     "current_work": "brokers.runtime.embedding.by_key",
     "identity_of": "brokers.http.caller",

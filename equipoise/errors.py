@@ -13,6 +13,7 @@ from equipoise.brokers.errors import (
     UnknownNamespace,
 )
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
+from equipoise.brokers.sharded.keyed import StaleToken
 from equipoise.brokers.testing.virtual_cluster import NotServed
 from equipoise.channel.core.errors import (
     Bug,
@@ -47,6 +48,7 @@ __all__ = [
     "OwnershipLost",
     "PeerError",
     "Rejected",
+    "StaleToken",
     "UnknownNamespace",
     "WorkerEnded",
 ]

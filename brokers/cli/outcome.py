@@ -29,6 +29,7 @@ from equipoise.brokers.errors import (
     Rejected,
 )
 from equipoise.channel.core.errors import Bug, CallerError, EquipoiseError, OperatorError
+from equipoise.channel.system.log_lines import printable
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -88,19 +89,6 @@ def exit_code_of(error: EquipoiseError) -> ExitCode:
     may be temporary.
     """
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNAVAILABLE)
-
-
-def printable(text: str) -> str:
-    """Return `text` on one line, with unprintable characters escaped.
-
-    Names, reasons and paths come from records, files and command lines. They may hold line ends,
-    escape sequences and lone surrogates.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else ascii(character)[1:-1] for character in text
-    )
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:

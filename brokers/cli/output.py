@@ -16,8 +16,9 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.outcome import JSON_FLAG, printable
+from equipoise.brokers.cli.outcome import JSON_FLAG
 from equipoise.channel.core.snapshot_store import Progress, unwatched
+from equipoise.channel.system.log_lines import printable
 
 Row = Mapping[str, object]
 """Names and JSON values."""

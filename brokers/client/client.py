@@ -142,7 +142,7 @@ class Client:
         The request is sent again:
 
         * always, if it was certainly not executed: no connection, a redirect to the owner (307,
-          308), 421, or 503 of `Worker.by_key`;
+          308), 421, or 503 of `Equipoise.by_key`;
         * if it may have been executed (the connection broke, no answer in time), only with the
           methods GET, HEAD, OPTIONS, PUT and DELETE. `idempotent` overrides this.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self, get_args
@@ -672,7 +673,8 @@ def _described(error: ErrorDetails) -> str:
     requirement = message.removeprefix("Input should be ")
     problem = message if requirement == message else f"it must be {requirement}"
     if error["type"] == "extra_forbidden":
-        problem = "there is no such setting"
+        close = get_close_matches(setting, WorkerConfig.model_fields, n=1)
+        problem = "there is no such setting" + "".join(f"; did you mean {name}?" for name in close)
     return f"{setting}: {problem}" if setting else problem
 
 

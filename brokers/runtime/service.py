@@ -373,6 +373,11 @@ class Work:
                 )
             )
 
+    @property
+    def namespace(self) -> str:
+        """Return the namespace of the key."""
+        return self._handle.namespace
+
     def _successor(self) -> Handle:
         """Return the open handle for this key: a split or a merge does not interrupt work."""
         handle = self._handle

@@ -100,7 +100,7 @@ class Cluster(Generic[S]):
     ) -> None:
         """`service` makes the service of one broker; usually it is the class of the service.
 
-        `serves_peers`: brokers fetch state from one another, as a `Worker` with `http_port` and
+        `serves_peers`: brokers fetch state from one another, as those of `Equipoise` and
         `equipoise broker` do. Without it the start of a broker refuses a service with `fetch`, with
         `CallerError`.
 

@@ -13,7 +13,7 @@ import signal
 from aiohttp import web
 from yarl import URL
 
-from equipoise import Worker
+from equipoise import Equipoise
 from equipoise.examples.counter import Counter
 
 NAMESPACE = "shop/orders"
@@ -32,7 +32,7 @@ async def serve(log_url: str, address: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     counter = Counter()
-    worker = Worker(log_url, counter, advertised_addresses={"http": address})
+    worker = Equipoise(log_url, {NAMESPACE: counter}, cluster="orders", address=address)
     app = web.Application()
     app.add_routes(counter.routes())
     # Health, metrics, administration, and state for the other programs.

@@ -30,7 +30,15 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "identity_of",
         "Identity",
     ),
-    "Run a broker in a program": ("Worker", "WorkerInThread", "current_work"),
+    "Make a program a member": (
+        "Equipoise",
+        "Keyed",
+        "Store",
+        "SqliteStore",
+        "Tasks",
+        "Shard",
+    ),
+    "Run a broker in a program": ("WorkerInThread", "current_work"),
     "Call a service": ("Client", "ClientInThread", "Response"),
     "Test a service": ("Cluster", "MakeCluster", "MovesAtEveryAwait", "MakeProcesses"),
 }
@@ -45,6 +53,7 @@ MADE_BY_EQUIPOISE: Final = frozenset(
         "MovesAtEveryAwait",
         "Ownership",
         "ServiceHost",
+        "Shard",
         "Work",
         "WorkerInThread",
     }

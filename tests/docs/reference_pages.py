@@ -494,10 +494,10 @@ def broker_settings_page() -> str:
         WRITTEN_BY,
         (
             "Give them to `equipoise broker` and `equipoise up` as `--set NAME=VALUE`; some have an"
-            " option of their own. A program gives them to `Worker` as keywords. Durations are in"
-            " milliseconds. The defaults of the durations are those of a log in a file; [on Kafka"
-            " they are longer](../how-to/size-leases.md). [The settings of balancing](settings.md)"
-            " can be given here, too."
+            " option of their own. A program gives them to `Equipoise` as keywords. Durations are"
+            " in milliseconds. The defaults of the durations are those of a log in a file; [on"
+            " Kafka they are longer](../how-to/size-leases.md). [The settings of"
+            " balancing](settings.md) can be given here, too."
         ),
         "\n".join(lines),
     )

@@ -20,10 +20,10 @@ import pandas as pd
 import pytest
 
 import equipoise
-from equipoise.examples.fastapi_app import Visits
 from tests.docs.code_blocks import BLOCKS, Block
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
+from tests.visits import Visits
 
 if TYPE_CHECKING:
     from typer._click import Command
@@ -64,12 +64,19 @@ def embedded(_: Path) -> Mapping[str, object]:
     """Return a service, the class that runs it, where the log has its namespace, and a stand-in for
     a client of programs.
     """
-    with equipoise.Worker("sqlite:visits.db", Visits()).in_thread() as worker:
-        worker.create_namespace("web/pages")
+    services = {"*": Visits()}
+    with equipoise.Equipoise("sqlite:visits.db", services, cluster="visits").in_thread() as member:
+        member.create_namespace("web/pages")
     client = create_autospec(equipoise.Client)
     client.return_value.__aenter__.return_value = client.return_value
     client.return_value.request.return_value = MagicMock()
-    return {"Client": client, "Worker": equipoise.Worker, "service": Visits()}
+    names = {name: getattr(equipoise, name) for name in ("Equipoise", "Shard")}
+    return {**names, "Client": client, "service": services}
+
+
+def tutorial(_: Path) -> Mapping[str, object]:
+    """Return what the program of the page has before."""
+    return {"Keyed": equipoise.Keyed, "Page": dict}
 
 
 def tokens(folder: Path) -> Mapping[str, object]:
@@ -83,7 +90,7 @@ def partitions() -> Mapping[str, object]:
     worker = MagicMock()
     worker.return_value.__aenter__.return_value = AsyncMock()
     return {
-        "equipoise.Worker": worker,
+        "equipoise.Equipoise": worker,
         "equipoise.examples.kafka_partitions.Partitions": MagicMock(),
     }
 
@@ -101,6 +108,7 @@ INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
     "docs/reference/archive.md": archive,
+    "docs/tutorial/first-service.md": tutorial,
 }
 
 # What stands in for imports of a page that need a cluster, by page and by the full name.

@@ -39,7 +39,7 @@ def test_every_example_is_shown_or_named() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["counter.py", "fastapi_app.py"])
+@pytest.mark.parametrize("name", ["counter.py", "visits.py"])
 def test_an_example_fits_on_a_page(name: str) -> None:
     """An example is short enough to be read at a sitting."""
     lines = (ROOT / "equipoise" / "examples" / name).read_text(encoding="utf-8").count("\n")

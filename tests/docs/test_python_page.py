@@ -60,14 +60,8 @@ def test_errors_are_found_in_docstrings() -> None:
     """Those after the word, those of a list, and those of the call that a docstring refers to."""
     found = {call.name: errors_of(call) for call in calls()}
     assert ("OwnershipLost", "CallerError") == found["Ownership.begin"]
-    assert (
-        "CallerError",
-        "OperatorError",
-        "PeerError",
-        "LogUnavailable",
-        "DeadlineExceeded",
-    ) == found["Worker.__aenter__"]
-    assert found["Worker.route"] == found["WorkerInThread.route"] != ()
+    assert ("CallerError", "OperatorError", "PeerError") == found["Equipoise.__aenter__"]
+    assert found["Equipoise.route"] == found["WorkerInThread.route"] != ()
 
 
 class Diary(Service):

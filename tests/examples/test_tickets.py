@@ -5,17 +5,32 @@ each await point.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 
-from equipoise import Cluster, Ownership, Peer
+from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service
 from equipoise.errors import OwnershipLost
-from equipoise.examples.fastapi_app import NAMESPACE, Visits
 from equipoise.pytest import MovesAtEveryAwait
 
+NAMESPACE = "web/pages"
 
-class Tickets(Visits):
-    """Sells numbered tickets, and writes each sale to a journal. The counts move as those of visits
-    do.
-    """
+
+class Tickets(Service):
+    """Sells numbered tickets, and writes each sale to a journal."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Take over the former owner's counts."""
+        self.counts.update(json.loads(handover or b"{}"))
+
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
+        """Hand over the counts of this bundle."""
+        shows = [show for show in self.counts if bundle.contains(NAMESPACE, show)]
+        return json.dumps({show: self.counts.pop(show) for show in shows}).encode()
 
     async def sell(self, ownership: Ownership, show: str) -> int:
         """Return the number of the ticket. Raises `OwnershipLost` if the show has moved."""

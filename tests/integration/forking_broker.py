@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from equipoise import Worker
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from tests.unit.runtime.service_bench import Plain
 
 

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 
-from equipoise import Peer, Worker
+from equipoise import Peer
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.examples.counter import Counter
 
 worker = Worker(os.environ["EQUIPOISE_LOG"], Counter(), http_port=0)

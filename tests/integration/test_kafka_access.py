@@ -29,7 +29,6 @@ from equipoise.channel.core.snapshot_store import SnapshotRow, SnapshotStore
 from equipoise.channel.kafka.rights import Resource, Right, Role, rights_of
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
 from equipoise.channel.log.open_log import open_log, open_side_log
-from equipoise.examples.fastapi_app import Visits
 from equipoise.shedder.loads import Load
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.rules.rule import Finding
@@ -37,6 +36,7 @@ from tests.decisions import idle
 from tests.kafka.fixtures import or_skipped
 from tests.kafka.secured import SecuredKafka, secured_kafka
 from tests.tls.authority import Authority
+from tests.visits import Visits
 
 pytestmark = pytest.mark.integration
 

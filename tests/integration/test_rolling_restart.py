@@ -16,12 +16,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise import Client, Worker, key_hash
+from equipoise import Client, Equipoise, key_hash
 from equipoise.brokers.operations.access import opened
-from equipoise.examples.fastapi_app import NAMESPACE, Visits
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
 from tests.repeats import times
+from tests.visits import NAMESPACE, Visits
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +39,7 @@ GUNICORN = (
         "--bind",
         "127.0.0.1:PORT",
     ),
-    "equipoise.examples.fastapi_app:app",
+    "equipoise.examples.visits:app",
 )
 WORKERS = ("uvicorn", "tests.integration.shared_port:app", "--workers", "2", "--port", "PORT")
 AIOHTTP = ("equipoise.examples.aiohttp_app",)
@@ -175,7 +175,7 @@ async def test_each_program_has_its_share_soon_after_a_rolling_restart(
     """
     monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
     log = f"sqlite:{tmp_path}/channel.db"
-    async with Worker(log, Visits(), http_port=0) as first:
+    async with Equipoise(log, {"*": Visits()}, cluster="orders") as first:
         await first.create_namespace("shop/orders", bundles=64)
     pages = {key_hash(page) >> 26: page for page in (f"page-{number}" for number in range(2_000))}
     assert 64 == len(pages)

@@ -10,7 +10,8 @@ import uuid
 import aiohttp
 import pytest
 
-from equipoise import Ownership, Worker
+from equipoise import Ownership
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.examples.session_client import SessionClient, SessionLostError
 from equipoise.examples.sessions import GO_ON, INVALID, LOST, Sessions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,9 +26,18 @@ pytestmark = pytest.mark.integration
 TUTORIALS: Final = ROOT / "docs" / "tutorial"
 PATIENCE_S: Final = 60
 # The reader has done these already.
-SET_UP: Final = ("make setup", ". .venv/bin/activate")
+SET_UP: Final = (
+    "make setup",
+    ". .venv/bin/activate",
+    "python -m venv env && . env/bin/activate",
+    "pip install 'PATH/OF/THE/CLONE' fastapi uvicorn pytest",
+)
 # What runs until it is stopped, and what its output shows when the reader may go on.
-RUNNING: Final = {"equipoise up": "ready", "python orders.py": "order 9"}
+RUNNING: Final = {
+    "equipoise up": "ready",
+    "python orders.py": "order 9",
+    "EQUIPOISE_ADDRESS=": "Uvicorn running",
+}
 
 
 class Reader:
@@ -61,6 +69,12 @@ class Reader:
             for running, _, path in self._running
             if running.startswith(command)
         )
+
+    def interrupt_first(self) -> None:
+        """Press Ctrl-C in the terminal that was opened first, and wait for the end."""
+        _, process, path = self._running.pop(0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGINT), path.read_text(encoding="utf-8")
 
     def stop(self) -> None:
         """Press Ctrl-C in the terminal of the cluster, as the page says, once the clients are gone.
@@ -117,7 +131,11 @@ class Reader:
     def _start(self, command: str, shown: str) -> None:
         path = self.folder / f"terminal-{len(self._running)}"
         with path.open("w") as output:
-            words = ("sh", "-c", f"exec {command}")
+            words = (
+                "sh",
+                "-c",
+                f"exec env {command}" if "=" in command.split(maxsplit=1)[0] else f"exec {command}",
+            )
             process = subprocess.Popen(
                 words,
                 cwd=self.folder,
@@ -162,12 +180,15 @@ def test_the_first_cluster(tmp_path: Path) -> None:
 
 
 def test_the_first_service(tmp_path: Path) -> None:
-    """The service of the second tutorial counts on at its next owner, and passes its test."""
+    """The counts of the second tutorial outlive the process that had them, and its test passes."""
     if shutil.which("curl") is None:
         (pytest.fail if is_required() else pytest.skip)("curl is not installed")
+    expected = list[str]()
     with reader(tmp_path) as following:
         for block in blocks(TUTORIALS / "first-service.md"):
+            if '"visits":3' in block.text:
+                following.interrupt_first()
             following.follow(block)
-    counted = [json.loads(answer) for answer in following.answers if answer.startswith("{")]
-    assert [1, 2, 3] == [answer["visits"] for answer in counted]
-    assert counted[0]["broker"] == counted[1]["broker"] != counted[2]["broker"]
+            expected += [line for line in block.text.splitlines() if line.startswith('{"')]
+    assert expected == [answer for answer in following.answers if answer.startswith("{")]
+    assert len(expected) == 3

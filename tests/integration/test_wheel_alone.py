@@ -81,14 +81,14 @@ def test_a_broker_runs_without_any_extra(installed: Path, tmp_path: Path) -> Non
     (tmp_path / "program.py").write_text(
         """
 import asyncio
-from equipoise import Service, Worker
+from equipoise import Equipoise, Service
 
 class Quiet(Service):
     async def open(self, ownership, handover): ...
     async def close(self, bundle, moved_to, deadline): ...
 
 async def main():
-    async with Worker("sqlite:channel.db", Quiet()) as worker:
+    async with Equipoise("sqlite:channel.db", {"*": Quiet()}, cluster="wheel") as worker:
         await worker.create_namespace("acme/shop", bundles=2)
         await worker.route("acme/shop", "apples", timeout_ms=20_000)
 

@@ -19,7 +19,7 @@ from tests.house.house_rules import ROOT
 DEADLINE_S: Final = 60.0
 UVICORN: Final = (
     "uvicorn",
-    "equipoise.examples.fastapi_app:app",
+    "equipoise.examples.visits:app",
     "--port",
     "PORT",
     "--no-access-log",

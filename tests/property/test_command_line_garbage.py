@@ -161,7 +161,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("equipoise.lab.page.write_page", lambda *_, **__: folder)
         patch.setattr("equipoise.lab.running.run", no_run)
         patch.setattr("equipoise.brokers.cli.lab_commands._recorded", short_recording)
-        patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
+        patch.setattr("equipoise.channel.system.log_lines.configure", lambda _: None)
         patch.setattr("equipoise.brokers.cli.commands.broker.end_with_standard_input", lambda: None)
         patch.setattr(
             "equipoise.brokers.cli.commands.log_commands.end_with_standard_input", lambda: None

@@ -247,8 +247,8 @@ def _serve(
     import asyncio
 
     from equipoise.brokers.cli.broker_conf import log_entries
-    from equipoise.brokers.cli.structured_logs import configure
     from equipoise.brokers.runtime.broker import run_broker
+    from equipoise.channel.system.log_lines import configure
 
     configure(sys.stderr)
     keep_freed_memory()
@@ -315,9 +315,9 @@ def load_worker(
     SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load
     worker continues.
     """
-    from equipoise.brokers.cli.structured_logs import configure
     from equipoise.channel.kafka.settings import address_of
     from equipoise.channel.log.open_log import kafka_settings
+    from equipoise.channel.system.log_lines import configure
 
     if not log.startswith("kafka:"):
         problem = (

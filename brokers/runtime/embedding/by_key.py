@@ -91,7 +91,7 @@ _WORK: Final[ContextVar[Work]] = ContextVar("equipoise work")
 
 def current_work() -> Work:
     """Return the work of the request that is being served, with its `key` and fencing `token`, in a
-    program behind `Worker.by_key`.
+    program behind `Equipoise.by_key`.
 
     Do not finish it: it is finished before the answer is sent. Raises `CallerError` outside of a
     request with a key.
@@ -99,14 +99,14 @@ def current_work() -> Work:
     work = _WORK.get(None)
     if work is None:
         raise CallerError(
-            "there is no current work: this code does not run in a request that Worker.by_key has"
-            " given a key"
+            "there is no current work: this code does not run in a request that Equipoise.by_key"
+            " has given a key"
         )
     return work
 
 
 class ByKey:
-    """An ASGI app in front of a program's: see `Worker.by_key`."""
+    """An ASGI app in front of a program's: see `Equipoise.by_key`."""
 
     def __init__(
         self,
@@ -242,13 +242,14 @@ class ByKey:
         """Let the program answer. Its answer is sent if the ownership is still good, and else
         replaced.
         """
-        is_lost = False
+        is_lost = has_begun = False
         with ExitStack() as until_answer:
             until_answer.enter_context(work)
 
             async def checked(message: Message) -> None:
-                nonlocal is_lost
+                nonlocal is_lost, has_begun
                 if message["type"] == "http.response.start":
+                    has_begun = True
                     try:
                         # The second check. From here on the bundle may be closed.
                         until_answer.close()
@@ -261,6 +262,11 @@ class ByKey:
             token = _WORK.set(work)
             try:
                 await self._app(scope, receive, checked)
+            except EquipoiseError as error:
+                if has_begun:
+                    raise
+                # The program may have executed a part of it.
+                await _refuse(send, error, RequestOutcome.UNKNOWN)
             finally:
                 _WORK.reset(token)
 

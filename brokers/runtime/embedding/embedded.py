@@ -57,22 +57,7 @@ arrive more than a second late."""
 
 
 class Worker:
-    """One broker of the cluster whose log is at `log_url`, while the context `async with
-    Worker(...)` lasts.
-
-    Entering the context waits until the broker is a member. Leaving it moves the bundles of the
-    broker to other brokers first. Everything runs on the event loop that enters. Outside the
-    context calls raise `CallerError`.
-
-    A broker may end before the context does: its log was replaced, or its disk failed. It does not
-    come back. Then:
-
-    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the
-      health check of the program.
-    * `finished()` raises the error that ended the broker.
-    * The end of the context raises that error too, unless the context ends with another error.
-      Nothing in the context is cancelled.
-    """
+    """See `brokers.sharded.program.Equipoise`, which is what programs use."""
 
     def __init__(
         self,
@@ -134,8 +119,8 @@ class Worker:
         broker = self._config.broker_id if host is None else host.broker_id
         state = "not running" if host is None else "running" if host.ended is None else "ended"
         return (
-            f"<Worker {broker or 'without an id yet'} on {without_password(self._config.log_url)},"
-            f" {state}>"
+            f"<{type(self).__name__} {broker or 'without an id yet'} on"
+            f" {without_password(self._config.log_url)}, {state}>"
         )
 
     def asgi(self, prefix: str = "") -> MountedHttp:
@@ -506,13 +491,13 @@ def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.so
 
 class WorkerInThread(InThread):
     """A worker in a thread with an event loop of its own, where its services run too: `with
-    Worker(...).in_thread() as worker`.
+    Equipoise(...).in_thread() as member`.
 
-    Entering and the calls raise the errors of `Worker`, and `CallerError` outside the context.
+    Entering and the calls raise the errors of `Equipoise`, and `CallerError` outside the context.
     """
 
     def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int, drain_ms: int) -> None:
-        """For `Worker.in_thread` only."""
+        """For `Equipoise.in_thread` only."""
         super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
         self._drain_ms = drain_ms
         self._worker = worker
@@ -523,11 +508,11 @@ class WorkerInThread(InThread):
         return self._worker.broker_id
 
     def check(self) -> None:
-        """See `Worker.check`."""
+        """See `Equipoise.check`."""
         self._worker.check()
 
     def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
-        """See `Worker.route`. You may use an ownership in any thread."""
+        """See `Equipoise.route`. You may use an ownership in any thread."""
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
         return self.run(
             route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}"
@@ -541,14 +526,14 @@ class WorkerInThread(InThread):
         on_channel_loss: OnLoss = "fence",
         timeout_ms: int = CREATE_MS,
     ) -> None:
-        """See `Worker.create_namespace`."""
+        """See `Equipoise.create_namespace`."""
         create = self._worker.create_namespace(
             namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms
         )
         self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")
 
     def drain(self, *, timeout_ms: int | None = None) -> bool:
-        """See `Worker.drain`."""
+        """See `Equipoise.drain`."""
         waited_ms = self._drain_ms if timeout_ms is None else timeout_ms
         return self.run(
             self._worker.drain(timeout_ms=waited_ms),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import equipoise.brokers.errors
 from equipoise.brokers.cli.options import publisher
-from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, output_failed, printable
+from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, output_failed
 from equipoise.brokers.errors import Cancelled, InvalidConfig, Rejected
 from equipoise.channel.core import errors, propose
 from equipoise.channel.core.errors import (
@@ -30,6 +30,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
     OutcomeUnknown,
 )
+from equipoise.channel.system.log_lines import printable
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {

@@ -5,6 +5,7 @@ look at it; nobody runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import assert_type
 
 from aiohttp import web
@@ -17,15 +18,20 @@ from equipoise import (
     ClientInThread,
     Cluster,
     Deadline,
+    Equipoise,
     Identity,
+    Keyed,
     Messaging,
     Ownership,
     Peer,
     Response,
     Service,
     ServiceHost,
+    Shard,
+    SqliteStore,
+    Store,
+    Tasks,
     Work,
-    Worker,
     WorkerInThread,
     current_work,
     errors,
@@ -51,6 +57,7 @@ from equipoise.errors import (
     OwnershipLost,
     PeerError,
     Rejected,
+    StaleToken,
     UnknownNamespace,
     WorkerEnded,
 )
@@ -103,7 +110,7 @@ class Notes(Service):
 async def serve() -> None:
     """Run a worker and a client on a loop."""
     async with (
-        Worker("memory:notes", {"shop/*": Notes()}, lease_ms=3_000) as worker,
+        Equipoise("memory:notes", {"shop/*": Notes()}, cluster="shop", lease_ms=3_000) as worker,
         Client("memory:notes") as client,
     ):
         await worker.create_namespace("shop/carts", on_channel_loss="serve")
@@ -113,7 +120,7 @@ async def serve() -> None:
         assert_type(await client.request("GET", "shop/carts", "key", "/carts/key"), Response)
 
 
-def program(worker: Worker) -> FastAPI:
+def program(worker: Equipoise) -> FastAPI:
     """Return a program behind a worker, with two kinds of keys."""
     app = FastAPI()
     app.add_middleware(worker.by_key, namespace="shop/carts", key="/carts/{key}")
@@ -128,10 +135,45 @@ def program(worker: Worker) -> FastAPI:
     return app
 
 
+@dataclass
+class Cart:
+    """The state of a cart."""
+
+    items: int = 0
+
+
+async def work_on(shard: Shard) -> None:
+    """Use what a shard has."""
+    assert_type(shard.token, int)
+    assert_type(shard.bundle, Bundle)
+    assert_type(shard.begin("key"), Work)
+
+
+def member(store: Store) -> FastAPI:
+    """Return a program that keeps objects and runs tasks."""
+    app = FastAPI()
+    carts = Keyed("shop/carts", Cart, store=store)
+    assert_type(carts, Keyed[Cart])
+
+    @app.post("/carts/{cart}")
+    @carts.route("cart")
+    async def add(cart: str, state: Cart) -> int:
+        async with carts.at(f"{cart}-2") as other:
+            assert_type(other, Cart)
+        return state.items
+
+    tasks = Tasks("shop/mail", work_on, shards=4)
+    Equipoise("memory:a", carts, tasks, cluster="shop", address="http://a", lease_ms=9).install(app)
+    return app
+
+
+assert_type(member(SqliteStore("carts.db")), FastAPI)
+
+
 def serve_in_threads() -> None:
     """Run the same in threads."""
     with (
-        Worker("memory:notes", Notes()).in_thread() as worker,
+        Equipoise("memory:notes", cluster="shop").in_thread() as worker,
         Client("memory:notes").in_thread() as client,
     ):
         assert_type(worker, WorkerInThread)
@@ -173,7 +215,7 @@ def advice(error: EquipoiseError) -> str | None:
             return assert_type(error.namespace, str)
         case LogUnavailable() | OutcomeUnknown():
             return assert_type(error.log, str)
-        case NotFound() | CallerError() | OperatorError() | PeerError() | Bug():
+        case StaleToken() | NotFound() | CallerError() | OperatorError() | PeerError() | Bug():
             return str(error)
         case _:
             return errors.__doc__

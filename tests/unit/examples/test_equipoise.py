@@ -15,20 +15,24 @@ from equipoise import (
     Client,
     Cluster,
     Deadline,
+    Equipoise,
     Identity,
+    Keyed,
     Messaging,
     Ownership,
     Peer,
     Response,
-    Worker,
+    Shard,
+    SqliteStore,
+    Tasks,
     errors,
 )
-from equipoise.examples.fastapi_app import Visits
+from tests.visits import Visits
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-USE = "import channel; assert channel.mine; from equipoise import Client, Cluster, Worker"
+USE = "import channel; assert channel.mine; from equipoise import Client, Cluster, Equipoise"
 
 
 def imported(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -67,6 +71,10 @@ BUNDLE = f"{NAMESPACE}/0x00000000_0xffffffff"
 PLANTED = "planted-secret"
 
 
+async def work_on(shard: Shard) -> None:
+    """Do nothing."""
+
+
 def shown() -> dict[str, tuple[object, str]]:
     """Return an object of each public class, with a pattern of what a debugger shows of it."""
     with Cluster(Visits, brokers=1) as cluster:
@@ -75,8 +83,8 @@ def shown() -> dict[str, tuple[object, str]]:
         work = ownership.begin("home" * 100)
         within = repr(cluster)
     assert within == "<Cluster of broker-1 at 1000000 ms>"
-    worker = Worker(f"kafka://me:{PLANTED}@host:9092/channel", Visits())
-    named = Worker("sqlite:visits.db", Visits(), broker_id="a")
+    kafka = f"kafka://me:{PLANTED}@host:9092/channel"
+    member = Equipoise(kafka, {"*": Visits()}, cluster="shown")
     client = Client(f"http://me:{PLANTED}@one:8080", "http://two:8080")
     numbers = (
         "messages_in_per_second=0.0, bytes_in_per_second=0.0, messages_out_per_second=0.0,"
@@ -98,10 +106,15 @@ def shown() -> dict[str, tuple[object, str]]:
         ),
         "Cluster": (Cluster(Visits), "<Cluster of no broker at 1000000 ms>"),
         "Deadline": (Deadline(started_ns=0, timeout_ms=0), "<Deadline: 0 of 0 ms left>"),
+        "Equipoise": (
+            Equipoise("memory:shown", cluster="shown", broker_id="a"),
+            "<Equipoise a on memory:shown, not running>",
+        ),
         "Identity": (
             Identity(role="orders", method="token", valid_ms=None),
             "Identity(role='orders', method='token', valid_ms=None, proxy=None)",
         ),
+        "Keyed": (Keyed(NAMESPACE, dict), f"<Keyed dict of {NAMESPACE}, 0 open bundles>"),
         "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
         "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
         "Peer": (
@@ -112,9 +125,14 @@ def shown() -> dict[str, tuple[object, str]]:
             Response(status_code=200, headers={"Cookie": PLANTED}, content=PLANTED.encode()),
             "<Response 200, 14 bytes>",
         ),
+        "Shard": (
+            Shard(ownership),
+            f"Shard(ownership=<Ownership of {BUNDLE}, token {ownership.token}, good>)",
+        ),
+        "SqliteStore": (SqliteStore("states.db"), "<SqliteStore states.db>"),
+        "Tasks": (Tasks(NAMESPACE, work_on), f"<Tasks of {NAMESPACE}, 0 open bundles>"),
         "Work": (work, f"<Work on 'homehomehome...ehomehomehome' of {BUNDLE}, token {work.token}>"),
-        "Worker": (named, "<Worker a on sqlite:visits.db, not running>"),
-        "WorkerInThread": (worker.in_thread(), f"<WorkerInThread of {worker!r}>"),
+        "WorkerInThread": (member.in_thread(), f"<WorkerInThread of {member!r}>"),
     }
 
 
@@ -123,7 +141,7 @@ def test_a_debugger_shows_what_an_object_stands_for() -> None:
     show themselves.
     """
     found = shown()
-    others = {"Service", "ServiceHost", "current_work", "identity_of", "key_hash"}
+    others = {"Service", "ServiceHost", "Store", "current_work", "identity_of", "key_hash"}
     assert set(equipoise.__all__) - others == set(found)
     for name, (each, expected) in found.items():
         assert type(each).__name__ == name
@@ -133,12 +151,12 @@ def test_a_debugger_shows_what_an_object_stands_for() -> None:
 
 async def test_a_debugger_shows_the_state_of_a_worker_and_a_client() -> None:
     """The id of a broker that was given none is known before it runs."""
-    worker = Worker("memory:shown", Visits())
+    worker = Equipoise("memory:shown", {"*": Visits()}, cluster="shown", broker_id="a")
     before = repr(worker)
     async with worker, Client("memory:shown") as client:
         assert (
             repr(worker)
-            == f"<Worker {worker.broker_id} on memory:shown, running>"
+            == f"<Equipoise {worker.broker_id} on memory:shown, running>"
             == before.replace("not running", "running")
         )
         assert repr(client) == "<Client of memory:shown, running>"

@@ -29,36 +29,16 @@ from equipoise import Cluster, Service
 from equipoise.examples import kafka_partitions
 from equipoise.examples.counter import Counter
 from equipoise.examples.counter_store import CounterStore
-from equipoise.examples.fastapi_app import Visits
 from equipoise.examples.files import Files
 from equipoise.examples.kafka_partitions import Partitions
 from equipoise.examples.sessions import Sessions
 from tests.docs.code_blocks import BLOCKS
 from tests.examples.test_tickets import Tickets
+from tests.visits import Visits
 
 BROKERS: Final = ("a", "b")
 KEYS: Final = ("0", "1", "2", "3")  # Both halves of the hash space have some.
 NAMESPACES: Final = ("web/pages", "web_pages/pages", "web/pages_pages")
-
-
-def tutorial_service(page: str) -> type[Service]:
-    """Return the service that a page has its reader save."""
-    (text,) = [
-        block.text
-        for block in BLOCKS
-        if block.place.startswith(page) and block.save and "(Service)" in block.text
-    ]
-    names: dict[str, Any] = {"__name__": "saved"}
-    exec(text, names)  # noqa: S102 - it is our own page
-    (service,) = [
-        each
-        for each in names.values()
-        if inspect.isclass(each) and issubclass(each, Service) and each is not Service
-    ]
-    return service
-
-
-Saved: Final = tutorial_service("docs/tutorial/first-service.md")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +61,6 @@ def answer_of(cluster: Cluster[Any], handler: Callable[..., Any], **match: str) 
     assert isinstance(response.text, str)
     document: dict[str, Any] = json.loads(response.text)
     return document
-
-
-def save(
-    cluster: Cluster[Any],
-    service: Any,  # noqa: ANN401 - its class stands on a page
-    _namespace: str,
-    key: str,
-) -> int:
-    visits = answer_of(cluster, service.visit, page=key)["visits"]
-    assert isinstance(visits, int)
-    return visits
 
 
 def visit(cluster: Cluster[Any], service: Visits, namespace: str, key: str) -> int:
@@ -230,7 +199,6 @@ EXAMPLES: Final = {
     Counter: Example(make=made_counter, write=count),
     Files: Example(make=made_files, write=append, splits=False),
     Partitions: Example(make=made_partitions, write=process, serves=NAMESPACES[:1]),
-    Saved: Example(make=lambda *_: Saved(), write=save, serves=NAMESPACES[:1]),
     Sessions: Example(make=lambda *_: Sessions(), write=say),
     Tickets: Example(make=lambda *_: Tickets(), write=sell, serves=NAMESPACES[:1]),
     Visits: Example(make=lambda *_: Visits(), write=visit, serves=NAMESPACES[:1]),
@@ -251,13 +219,9 @@ def services_of_examples() -> Iterator[type[Service]]:
 
 
 def test_every_example_is_tried() -> None:
-    """Also those that pages show without a file, except the one that keeps nothing."""
+    """No page shows one without a file."""
     assert set(services_of_examples()) <= EXAMPLES.keys()
-    inline = [block.place for block in BLOCKS if "(Service)" in block.text and not block.file]
-    assert [place.partition(":")[0] for place in inline] == [
-        "README.md",
-        "docs/tutorial/first-service.md",
-    ]
+    assert [] == [block.place for block in BLOCKS if "(Service)" in block.text and not block.file]
 
 
 Step = tuple[str, str, str]

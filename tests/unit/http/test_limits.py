@@ -17,11 +17,11 @@ import pytest
 import uvicorn
 from aiohttp import web
 
-from equipoise import Worker
 from equipoise.brokers.http import authentication
 from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.connections import Connection, Connections
 from equipoise.brokers.runtime import access
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Limit, of_role
 from tests.unit.http.cluster import Broker, Gate, told, with_broker

@@ -16,8 +16,6 @@ from typing import Final, TextIO
 
 import orjson
 
-from equipoise.brokers.cli.outcome import printable
-
 # Attributes of every record; all others came as `extra`. `message`, `asctime` and `taskName` are
 # not always present.
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
@@ -85,6 +83,19 @@ def configure(stream: TextIO) -> None:
     only.
     """
     logging.basicConfig(handlers=[handler_for(stream)], level=logging.INFO, force=True)
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with unprintable characters escaped.
+
+    Names, reasons and paths come from records, files and command lines. They may hold line ends,
+    escape sequences and lone surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 def _message(record: logging.LogRecord) -> str:

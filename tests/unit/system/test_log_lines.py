@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.cli.structured_logs import JsonLines, PlainLines, configure, handler_for
+from equipoise.channel.system.log_lines import JsonLines, PlainLines, configure, handler_for
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,167 @@
+"""Make a program a member of a cluster: its services, its settings, and one line that installs them
+into a web program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, Final, Protocol, Self, Unpack
+
+from equipoise.brokers.runtime.embedding.by_key import AsgiApp
+from equipoise.brokers.runtime.embedding.embedded import Worker
+from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
+from equipoise.brokers.runtime.service import Service
+from equipoise.brokers.sharded.keyed import Keyed, keys_of
+from equipoise.brokers.sharded.settings import Settings
+from equipoise.brokers.sharded.tasks import Tasks
+from equipoise.channel.core.errors import CallerError
+
+_logger: Final = logging.getLogger(__name__)
+
+PREFIX: Final = "/equipoise"
+
+
+class _Program(Protocol):
+    """A program of Starlette or FastAPI."""
+
+    @property
+    def routes(self) -> Sequence[Any]:
+        """Return what `add_middleware` goes around."""
+        ...
+
+    def add_middleware(self, middleware_class: Any, **options: Any) -> None:  # noqa: ANN401
+        """Put an ASGI app around the program, when it starts."""
+        ...
+
+
+class Equipoise(Worker):
+    """One program as a member of a cluster: its broker, and what it serves.
+
+    `install` runs it in a web program, `async with Equipoise(...)` in any program with an event
+    loop. Entering the context waits until the broker is a member. Leaving it moves the bundles of
+    the broker to other brokers first. Everything runs on the event loop that enters. Outside the
+    context calls raise `CallerError`.
+
+    A broker may end before its program does: its log was replaced, or its disk failed. It does not
+    come back. Then:
+
+    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the
+      health check of the program.
+    * `finished()` raises the error that ended the broker.
+    * The end of the context raises that error too, unless the context ends with another error.
+      Nothing in the context is cancelled.
+    """
+
+    def __init__(
+        self,
+        log_url: str,
+        *services: Keyed[Any] | Tasks | Mapping[str, Service],
+        cluster: str,
+        address: str | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        """A mapping is from patterns of namespaces, such as `shop/*`, to services of your own.
+
+        * `cluster`: the name of the cluster. A program refuses the log of another one.
+        * `address`: where other programs and callers reach this one, such as `http://host:8000`.
+          Without it the worker listens on a port of its own, and cannot be installed.
+        * `settings`: any setting of a broker, by name. A broker with a `broker_id` comes back as
+          itself, and has its `data_dir` beside the log, if that is a file. Without one it is new at
+          each start. With `http_port` it listens at this port, beside the program's.
+
+        Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together, and
+        `CallerError` for two services of one namespace.
+        """
+        named = [
+            {each.namespace: each} if isinstance(each, Keyed | Tasks) else each for each in services
+        ]
+        registered = dict[str, Service]()
+        for each in named:
+            for pattern in each.keys() & registered.keys():
+                raise CallerError(
+                    f"two services for {pattern}: {type(registered[pattern]).__name__} and"
+                    f" {type(each[pattern]).__name__}; give each its own namespace"
+                )
+            registered |= each
+        self._sharded = [each for each in services if isinstance(each, Keyed | Tasks)]
+        self._address = address
+        given: dict[str, Any] = {**settings, "cluster": cluster}
+        if address is None:
+            given.setdefault("http_port", 0)
+        else:
+            given["advertised_addresses"] = {"http": address}
+        super().__init__(log_url, registered, **given)
+
+    async def __aenter__(self) -> Self:
+        """Start, wait until the broker is a member, for 60 s at most, and create the namespaces of
+        `Keyed` and `Tasks` unless they exist.
+
+        Raises `CallerError` if the log URL or a service cannot be used, `OperatorError` if the log,
+        the data directory or the port cannot, and `PeerError` if the log is away, or the time is
+        over. Also raises the errors of `create_namespace`.
+        """
+        await super().__aenter__()
+        try:
+            for each in self._sharded:
+                await self.create_namespace(each.namespace, bundles=each.shards)
+        except BaseException as error:
+            await super().__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def install(self, app: _Program, *, forward: bool = False) -> None:
+        """Make a FastAPI or Starlette program a member, in one line.
+
+        * The worker starts after the program and ends before it. Its log lines are shown.
+        * Requests of endpoints with `Keyed.route` are answered by the program that has the key: see
+          `Equipoise.by_key`, also for `forward`.
+        * Below `/equipoise` there are health, metrics, administration and state for other programs.
+        * At SIGTERM the keys move to other programs before the listener closes.
+
+        Raises `CallerError` without an `address`. For other frameworks, see `wrap`.
+        """
+        app.add_middleware(
+            self._around, http=self._http(), keys=lambda: keys_of(app.routes), forward=forward
+        )
+
+    def wrap(self, app: AsgiApp, *, keys: Mapping[str, str], forward: bool = False) -> AsgiApp:
+        """Return the program around an app of any ASGI framework: as `install` does. `keys` maps
+        paths with a key, such as `/visits/{key}`, to the namespaces of the keys.
+        """
+        return self._around(app, http=self._http(), keys=lambda: keys, forward=forward)
+
+    def _http(self) -> AsgiApp:
+        if self._address is None:
+            raise CallerError(
+                "this program cannot be installed: other programs must know its address; give"
+                " Equipoise address='http://HOST:PORT'"
+            )
+        return self.asgi(PREFIX)
+
+    def _around(
+        self,
+        app: AsgiApp,
+        *,
+        http: AsgiApp,
+        keys: Callable[[], Mapping[str, str]],
+        forward: bool,
+    ) -> Installed:
+        def by_key(app: AsgiApp) -> AsgiApp:
+            for path, namespace in keys().items():
+                app = self.by_key(app, namespace=namespace, key=path, forward=forward)
+            return app
+
+        return Installed(app, http=http, prefix=PREFIX, by_key=by_key, running=self._living)
+
+    @asynccontextmanager
+    async def _living(self) -> AsyncGenerator[None]:
+        show_log_lines()
+        async with self:
+            with ExitStack() as until_end:
+                try:
+                    until_end.enter_context(self.drain_on_signals())
+                except CallerError as error:
+                    _logger.warning("callers may be refused at the end: %s", error)
+                yield

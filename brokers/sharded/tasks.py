@@ -1,0 +1,186 @@
+"""Run a task for each shard, in the process that owns the shard.
+
+Theory of operation:
+
+* A shard is a bundle. Its task starts when the bundle is opened, and is cancelled and awaited when
+  the bundle is closed.
+* A task that raises is started again, after a pause that doubles. One that returns has done its
+  work, until the shard moves.
+* The CPU time of the task is its load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, Work
+from equipoise.brokers.sharded.keyed import SHARDS
+from equipoise.channel.core.ranges import check_namespace
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad
+
+_logger: Final = logging.getLogger(__name__)
+
+_PAUSE_S: Final = 1.0
+_PAUSE_S_MAX: Final = 60.0
+
+CALL_S: Final = 0.000_1
+"""The CPU time of one small call, the unit of costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a task works on: the keys of one bundle, while this process owns it."""
+
+    ownership: Ownership
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle, with its range of hash points, `low` to `high`."""
+        return self.ownership.bundle
+
+    @property
+    def token(self) -> int:
+        """The fencing token. Give it to every store that the task writes to."""
+        return self.ownership.token
+
+    def contains(self, key: str) -> bool:
+        """Return whether the shard holds `key`."""
+        return self.bundle.contains(self.bundle.namespace, key)
+
+    def begin(self, key: str) -> Work:
+        """Start work on a key: see `Ownership.begin`."""
+        return self.ownership.begin(key)
+
+
+class Tasks(Service):
+    """A service that runs `work(shard)` for each shard that this process owns:
+    `Tasks("acme/crawler", crawl)`.
+
+    `work` runs until it is cancelled, or until it has nothing more to do. It must end soon after
+    its cancellation: until then no other process has the shard.
+    """
+
+    def __init__(
+        self, namespace: str, work: Callable[[Shard], Awaitable[None]], *, shards: int = SHARDS
+    ) -> None:
+        """`work` is started again if it raises, first after a second, then later and later.
+        `shards`: how many bundles the namespace has at first.
+
+        Raises `InvalidName`.
+        """
+        self.namespace = check_namespace(namespace)
+        self.shards = shards
+        self._work = work
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._cpu_s: dict[str, float] = {}
+        self._counted_since_s = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Tasks of {self.namespace}, {len(self._tasks)} open bundles>"
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:  # noqa: ARG002
+        """Start the task of a shard."""
+        self._start(ownership)
+
+    async def close(
+        self,
+        bundle: Bundle,
+        moved_to: Peer | None,  # noqa: ARG002
+        deadline: Deadline,
+    ) -> None:
+        """Cancel the task, and wait for its end. Raises `DeadlineExceeded` if it goes on."""
+        task = self._cancelled(bundle)
+        await deadline.wait(
+            asyncio.wait({task}), what=f"the end of the task of {bundle.name}, which is cancelled,"
+        )
+
+    def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
+        """End the task of the parent, and then start those of its children."""
+        self._replace([parent], children)
+
+    def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
+        """End both tasks, and then start the one of the union."""
+        self._replace([left, right], [union])
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """Return the CPU time of each task since the last question, in calls of `CALL_S`."""
+        now_s = time.monotonic()
+        elapsed_s, self._counted_since_s = max(now_s - self._counted_since_s, 0.001), now_s
+        used, self._cpu_s = self._cpu_s, dict.fromkeys(self._tasks, 0.0)
+        return {
+            bundle: BundleLoad(calls_per_second=used.get(bundle, 0.0) / CALL_S / elapsed_s)
+            for bundle in self._tasks
+        }
+
+    def _start(self, ownership: Ownership, after: Sequence[asyncio.Task[None]] = ()) -> None:
+        shard = Shard(ownership)
+        self._tasks[shard.bundle.name] = asyncio.get_running_loop().create_task(
+            self._run(shard, after), name=f"task of {shard.bundle.name}"
+        )
+
+    def _cancelled(self, bundle: Bundle) -> asyncio.Task[None]:
+        task = self._tasks.pop(bundle.name)
+        task.cancel()
+        return task
+
+    def _replace(self, before: Sequence[Bundle], after: Sequence[Ownership]) -> None:
+        ending = [self._cancelled(bundle) for bundle in before]
+        for ownership in after:
+            self._start(ownership, ending)
+
+    async def _run(self, shard: Shard, after: Sequence[asyncio.Task[None]]) -> None:
+        if after:
+            await asyncio.wait(after)
+        failures = 0
+        while True:
+            try:
+                await _Timed(self._work(shard), lambda used_s: self._count(shard, used_s))
+            except Exception:
+                failures += 1
+                pause_s = min(_PAUSE_S * 2 ** (failures - 1), _PAUSE_S_MAX)
+                _logger.exception(
+                    "task failed: it starts again in %.0f s",
+                    pause_s,
+                    extra={"bundle": shard.bundle.name},
+                )
+                await asyncio.sleep(pause_s * random.uniform(1.0, 1.2))  # noqa: S311 - jitter
+            else:
+                return
+
+    def _count(self, shard: Shard, used_s: float) -> None:
+        name = shard.bundle.name
+        self._cpu_s[name] = self._cpu_s.get(name, 0.0) + used_s
+
+
+class _Timed:
+    """Awaits `work`, and tells `count` the CPU time of each of its steps, in seconds."""
+
+    def __init__(self, work: Awaitable[None], count: Callable[[float], None]) -> None:
+        self._work = work
+        self._count = count
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._work.__await__()
+        sent: Any = None
+        error: BaseException | None = None
+        while True:
+            began_s = time.thread_time()
+            try:
+                awaited = steps.send(sent) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            finally:
+                self._count(time.thread_time() - began_s)
+            sent = error = None
+            try:
+                sent = yield awaited
+            except BaseException as raised:  # noqa: BLE001 - it is passed on
+                error = raised

@@ -1,0 +1,174 @@
+"""One object for a program: its settings, its services, and what it does to a web program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from equipoise import Equipoise, Keyed, Shard, Tasks
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.sharded.settings import Settings
+from equipoise.errors import CallerError, InvalidConfig
+
+NAMESPACE = "web/pages"
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@dataclass
+class Page:
+    visits: int = 0
+
+
+async def crawl(shard: Shard) -> None:
+    """Do nothing."""
+
+
+def pages() -> Keyed[Page]:
+    return Keyed(NAMESPACE, Page, shards=2)
+
+
+def program(*services: Any, **settings: Any) -> Equipoise:  # noqa: ANN401
+    return Equipoise(f"memory:{uuid.uuid4()}", *services, cluster="test", **settings)
+
+
+def test_type_checkers_know_all_settings_of_a_broker() -> None:
+    of_equipoise = {"log_url", "cluster"}
+    assert WorkerConfig.model_fields.keys() - of_equipoise == get_type_hints(Settings).keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "problem"),
+    [
+        (
+            lambda: program(pages(), leese_ms=3_000),
+            InvalidConfig,
+            "leese_ms: there is no such setting; did you mean lease_ms?",
+        ),
+        (lambda: program(pages(), lease_ms="long"), InvalidConfig, "lease_ms: it must be"),
+        (
+            lambda: program(pages(), Tasks(NAMESPACE, crawl)),
+            CallerError,
+            "two services for web/pages: Keyed and Tasks; give each its own namespace",
+        ),
+        (
+            lambda: program(pages()).install(FastAPI()),
+            CallerError,
+            "give Equipoise address='http://HOST:PORT'",
+        ),
+    ],
+)
+def test_mistakes_are_named_at_once(
+    make: Callable[[], object], error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem.replace("?", r"\?")):
+        make()
+
+
+@asynccontextmanager
+async def running(app: Any) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ANN401
+    """Start and end a program as a server does, and yield a client of it."""
+    to_app, from_app = asyncio.Queue[dict[str, str]](), asyncio.Queue[dict[str, str]]()
+    living = asyncio.create_task(app({"type": "lifespan"}, to_app.get, from_app.put))
+    try:
+        await to_app.put({"type": "lifespan.startup"})
+        started = await from_app.get()
+        if started["type"] == "lifespan.startup.failed":
+            await living
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+            yield client
+        await to_app.put({"type": "lifespan.shutdown"})
+        assert {"type": "lifespan.shutdown.complete"} == await from_app.get()
+        await living
+    finally:
+        living.cancel()
+
+
+async def without_object(name: str) -> str:
+    return name
+
+
+def not_async(name: str, page: Page) -> int:
+    return page.visits
+
+
+async def without_key(page: Page) -> int:
+    return page.visits
+
+
+@pytest.mark.parametrize("endpoint", [without_object, without_key, not_async])
+def test_an_endpoint_that_cannot_be_routed_is_named(endpoint: Callable[..., Any]) -> None:
+    with pytest.raises(CallerError, match=r"write it as `async def \w+\(name: str, state: Page\)`"):
+        pages().route("name")(endpoint)
+
+
+async def test_a_path_without_the_key_ends_the_start() -> None:
+    app, keyed = FastAPI(), pages()
+
+    @app.post("/visits/{page:path}")
+    @keyed.route("page")
+    async def visit(page: str, state: Page) -> int:
+        return state.visits
+
+    program(keyed, address=ADDRESS).install(app)
+    with pytest.raises(CallerError, match=r"write \{page\} as one whole part"):
+        async with running(app):
+            pass
+
+
+async def test_an_installed_program_lives_with_its_worker() -> None:
+    """It has the namespaces that it names. What an endpoint changes is kept, unless it raises."""
+    app, keyed = FastAPI(), pages()
+
+    @app.post("/visits/{name}/{much}")
+    @keyed.route("name")
+    async def visit(name: str, page: Page, much: int) -> int:
+        page.visits += much
+        if much > 9:
+            raise ValueError(much)
+        return page.visits
+
+    program(keyed, Tasks("acme/crawler", crawl, shards=1), address=ADDRESS).install(app)
+    async with running(app) as client:
+        for path, answer in (
+            ("home/3", 3),
+            ("home/2", 5),
+            ("home/10", None),
+            ("home/1", 6),
+            ("about/1", 1),
+        ):
+            visited = await client.post(f"/visits/{path}")
+            assert answer == (visited.json() if visited.is_success else None)
+        assert (await client.get("/equipoise/ready")).is_success
+        assert ["web/pages"] == (await client.get("/equipoise/admin/v2/namespaces/web")).json()
+        assert (await client.post("/visits/" + "k" * 1_100 + "/1")).status_code == 400
+
+
+async def test_a_wrapped_app_of_any_framework_is_installed() -> None:
+    """Here it is a bare ASGI app, which reads the object itself."""
+    keyed = pages()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                assert f"lifespan.{step}" == (await receive())["type"]
+                await send({"type": f"lifespan.{step}.complete"})
+            return
+        async with keyed.at(scope["path"].rpartition("/")[2]) as page:
+            page.visits += 1
+            body = json.dumps(page.visits).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    wrapped = program(keyed, address=ADDRESS).wrap(app, keys={"/visits/{key}": NAMESPACE})
+    async with running(wrapped) as client:
+        assert [1, 2] == [(await client.post("/visits/home")).json() for _ in range(2)]

@@ -1,0 +1,118 @@
+"""Tasks by shard: started, cancelled, awaited and started again with their bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from equipoise import Cluster, Shard, Tasks
+from equipoise.pytest import MakeCluster
+
+NAMESPACE = "acme/crawler"
+
+
+class Crawler:
+    """Notes which shards it works on, for all brokers of a test."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, int] = {}
+        self.starts = 0
+        self.failures = 0
+
+    async def crawl(self, shard: Shard) -> None:
+        name = shard.bundle.name
+        assert name not in self.running, "no shard has two tasks"
+        assert shard.ownership.is_good
+        self.running[name] = shard.token
+        self.starts += 1
+        try:
+            if self.failures:
+                self.failures -= 1
+                raise ValueError("the page is broken")
+            await asyncio.sleep(1_000_000)
+        finally:
+            await asyncio.sleep(0)
+            del self.running[name]
+
+
+@pytest.fixture
+def crawler() -> Crawler:
+    return Crawler()
+
+
+@pytest.fixture
+def cluster(crawler: Crawler, equipoise_cluster: MakeCluster) -> Cluster[Tasks]:
+    cluster = equipoise_cluster(lambda: Tasks(NAMESPACE, crawler.crawl), brokers=2)
+    cluster.create(NAMESPACE, bundles=2)
+    for bundle in cluster.bundles(NAMESPACE):
+        cluster.give(bundle, "broker-1")
+    return cluster
+
+
+def test_each_shard_has_one_task_wherever_it_is(cluster: Cluster[Tasks], crawler: Crawler) -> None:
+    left, right = cluster.bundles(NAMESPACE)
+    before = dict(crawler.running)
+    assert {left, right} == before.keys()
+    cluster.give(left, "broker-2")
+    assert {left, right} == crawler.running.keys()
+    assert before[left] < crawler.running[left]
+    assert before[right] == crawler.running[right]
+
+
+def test_tasks_follow_splits_and_merges(cluster: Cluster[Tasks], crawler: Crawler) -> None:
+    left, _ = cluster.bundles(NAMESPACE)
+    cluster.split(left)
+    assert set(cluster.bundles(NAMESPACE)) == crawler.running.keys()
+    cluster.merge(cluster.bundles(NAMESPACE)[0])
+    assert set(cluster.bundles(NAMESPACE)) == crawler.running.keys()
+
+
+def test_a_task_that_fails_starts_again(
+    cluster: Cluster[Tasks],
+    crawler: Crawler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log has the error."""
+    monkeypatch.setattr("equipoise.brokers.sharded.tasks._PAUSE_S", 0.001)
+    left, _ = cluster.bundles(NAMESPACE)
+    crawler.failures, starts = 2, crawler.starts
+    cluster.give(left, "broker-2")
+
+    async def started_again() -> None:
+        while left not in crawler.running or crawler.failures:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    cluster.call(started_again())
+    assert crawler.starts == starts + 3
+    assert "ValueError: the page is broken" in caplog.text
+
+
+def test_a_task_that_returns_is_done(equipoise_cluster: MakeCluster) -> None:
+    runs: list[str] = []
+
+    async def once(shard: Shard) -> None:
+        runs.append(shard.bundle.name)
+
+    cluster = equipoise_cluster(lambda: Tasks(NAMESPACE, once), brokers=2)
+    (bundle,) = cluster.create(NAMESPACE, bundles=1)
+    cluster.give(bundle, "broker-1")
+    cluster.give(bundle, "broker-2")
+    assert [bundle, bundle] == runs
+
+
+def test_the_load_of_a_shard_is_the_cpu_time_of_its_task(equipoise_cluster: MakeCluster) -> None:
+    async def work(shard: Shard) -> None:
+        if shard.bundle.low == 0:
+            end_s = time.thread_time() + 0.01
+            while time.thread_time() < end_s:
+                pass
+
+    cluster = equipoise_cluster(lambda: Tasks(NAMESPACE, work), brokers=1)
+    busy, idle = cluster.create(NAMESPACE, bundles=2)
+    for bundle in (busy, idle):
+        cluster.give(bundle, "broker-1")
+    loads = cluster.service("broker-1").load()
+    assert loads[busy].calls_per_second > 10 * loads[idle].calls_per_second > 0
