@@ -218,6 +218,30 @@ class Metrics:
             for kind in MoveKind
             for result in MoveResult
         }
+        self._describe_bundles(make)
+        self._log_available = make.gauge(
+            "log_available", "1 while the log can be read, 0 during an outage."
+        )
+        self._resyncs = make.counter(
+            "reader_resyncs_total",
+            "Resyncs of this broker: records were truncated before it read them.",
+        )
+        self._alarms = make.counters(
+            "alarms_total", "Alarms, which an operator must check, by name.", "alarm", AlarmName
+        )
+        streamed = make.counters(
+            "state_bytes_total",
+            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
+            " or received.",
+            "direction",
+            ("sent", "received"),
+        )
+        self.state_sent, self.state_received = streamed["sent"].inc, streamed["received"].inc
+        self.access = AccessMetrics(make)
+        self.compaction = CompactionMetrics(make)
+        self.balancing = BalancingMetrics(registry, broker=broker)
+
+    def _describe_bundles(self, make: _Maker) -> None:
         self._in_flight = make.gauges(
             "bundles_in_flight",
             "Bundles of the whole cluster that are in a state other than owned.",
@@ -243,29 +267,8 @@ class Metrics:
             "Bundles that this broker serves past its lease while the channel is lost, because"
             " their namespace allows it.",
             ("broker", "namespace"),
-            registry=registry,
+            registry=self._registry,
         )
-        self._log_available = make.gauge(
-            "log_available", "1 while the log can be read, 0 during an outage."
-        )
-        self._resyncs = make.counter(
-            "reader_resyncs_total",
-            "Resyncs of this broker: records were truncated before it read them.",
-        )
-        self._alarms = make.counters(
-            "alarms_total", "Alarms, which an operator must check, by name.", "alarm", AlarmName
-        )
-        streamed = make.counters(
-            "state_bytes_total",
-            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
-            " or received.",
-            "direction",
-            ("sent", "received"),
-        )
-        self.state_sent, self.state_received = streamed["sent"].inc, streamed["received"].inc
-        self.access = AccessMetrics(make)
-        self.compaction = CompactionMetrics(make)
-        self.balancing = BalancingMetrics(registry, broker=broker)
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[ObservedMove]:
         """Count one folded record and return the moves it ends. Ignore history (`live` false)."""

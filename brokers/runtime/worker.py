@@ -78,11 +78,9 @@ class Worker:
         addresses: Mapping[str, str],
         serves_peers: bool = True,
     ) -> None:
-        """`services` maps namespace patterns to services; `addresses` maps protocols to addresses
-        for clients.
-
-        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses
-        that no record can carry and for unusable certificates and keys, and `CallerError`.
+        """`services`: by namespace pattern. `addresses`: for clients, by protocol. `serves_peers`:
+        other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can
+        carry and for unusable certificates and keys, and `CallerError`.
         """
         self.config = config
         self.clock = SystemClock()
