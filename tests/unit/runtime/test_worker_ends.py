@@ -13,7 +13,7 @@ from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError
@@ -145,6 +145,32 @@ async def test_a_full_disk_keeps_a_broker_from_joining(
         assert {} == bench.worker.view.brokers
         full.clear()
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
+
+
+async def test_a_bundle_waits_until_the_disk_has_its_token(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work goes on meanwhile."""
+    disk, write_mark = threading.Event(), DataDirectory.write_mark
+
+    def slow(directory: DataDirectory, mark: LogMark) -> None:
+        assert disk.wait(PATIENCE_MS / 1_000)
+        write_mark(directory, mark)
+
+    async with benches.started() as bench:
+        await bench.worker.ready(timeout_ms=PATIENCE_MS)
+        monkeypatch.setattr(DataDirectory, "write_mark", slow)
+        serving = asyncio.ensure_future(bench.serve(bundles=BUNDLES))
+        await bench.until(
+            lambda: (
+                ["owned"] * BUNDLES == [each.phase for each in bench.worker.view.bundles.values()]
+            )
+        )
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert {} == bench.service.open_now
+        disk.set()
+        await serving
 
 
 async def test_alarms_and_failed_appends_name_their_record(
