@@ -321,6 +321,12 @@ def test_durations_grow_with_the_membership() -> None:
     assert 3_300 == stage.process("broker10").agent.lease.left_ms(stage.hosts["broker10"].now())
 
 
+def test_a_leaving_broker_loses_its_lease_for_good() -> None:
+    stage = play("cluster a with 1 bundle", "service a waits close", "leave a", "advance 100ms")
+    agent = stage.process("a").agent
+    assert (True, 0) == (agent.incarnation is not None, agent.lease.deadline_ms)
+
+
 def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
     lone = Lone()
     sent = lone.step(InstanceIdWritten(instance_id=lone.begin()))
