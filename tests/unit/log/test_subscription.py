@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -339,6 +340,10 @@ def test_a_slow_loop_delays_the_reader_but_not_its_appends() -> None:
         while not appended.wait(0.001):  # This blocks the loop.
             if log.batches and log.end() > entries:
                 appended.set()
+        time.sleep(0.05)  # noqa: ASYNC251 - nor does it read beyond that bound later
+        # The bound shows nowhere else.
+        undelivered = subscriber.subscription._undelivered  # noqa: SLF001
+        assert undelivered <= subscription.UNDELIVERED_ENTRIES_MAX
         assert not subscriber.entries
         await subscriber.until(lambda: len(subscriber.entries) == entries + 1)
         await subscriber.until_in_thread(lambda: subscriber.subscription.lag_entries == 0)
