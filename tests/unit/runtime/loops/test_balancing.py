@@ -269,11 +269,14 @@ def resting_in(snapshot: Snapshot) -> set[str]:
     return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.rests}
 
 
-async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None:
-    """A bundle that an operator moved rests with the leader and with the next one. A bundle that
-    was only placed does not.
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path, forgets: bool) -> None:
+    """A bundle that an operator moved rests with the leader and with the next one, as long as the
+    settings say. A bundle that was only placed does not.
     """
-    async with balanced(tmp_path, brokers=3) as stage:
+    bus = Away(f"memory:{tmp_path}")
+    bus.problem = None
+    async with balanced(tmp_path, brokers=3, bus=bus) as stage:
         leader, other, third = stage.cluster.brokers
         bundle, kept = stage.held_by(2)[0], set(stage.held_by(1))
         stage.begin()
@@ -284,6 +287,11 @@ async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None
             lambda: bool(stage.policy.seen) and resting_in(stage.policy.seen[-1]) == {bundle}
         )
         stage.tasks[0].cancel()
+        if forgets:
+            stage.set(replace(ROUNDS, rest_ms=0))
+            looks = bus.asked
+            await until(lambda: bus.asked > looks + 6)
+            stage.set(ROUNDS)
         await leader.worker.stop()
         rounds = len(stage.policy.seen)
         await until(
@@ -292,7 +300,8 @@ async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None
                 and len(stage.policy.seen) > rounds
             )
         )
-        assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
+        resting = resting_in(stage.policy.seen[-1]) & {bundle, *kept}
+        assert (set() if forgets else {bundle}) == resting
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "switched off"])
