@@ -165,6 +165,19 @@ PLACED: dict[str, tuple[Sequence[Member | str], int, Placement, str]] = {
         ),
         "0000:a 4000:b 8000:a c000:b",
     ),
+    "Pulsar uses its last reports only, so all go to one": (
+        ("a", "b", "dead"),
+        4,
+        LeastResourceUsageWithWeight(
+            loads={
+                "a": load(0.1, throughput=1),
+                "b": load(0.3, throughput=9),
+                "dead": load(0.8, throughput=400, bundles=HUNDREDS),
+            },
+            rules=EXACT,
+        ),
+        "0000:a 4000:a 8000:a c000:a",
+    ),
     # It gets something, but not everything.
     "a broker that has just joined counts as the mean": (
         ("a", "b", "new"),
