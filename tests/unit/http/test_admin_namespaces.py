@@ -31,6 +31,23 @@ async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
         assert [204, 409] == sorted(answer.status for answer in answers)
 
 
+async def test_a_body_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        path = f"{NAMESPACES}/{NAMESPACE}/antiAffinity"
+        for body, status, told in (
+            (b"Or\xffders", 400, "the body cannot be used: it is not UTF-8: byte 2 is 0xff"),
+            (
+                b"x" * (1 << 20) + b"x",
+                413,
+                f"the body of POST {path} is larger than 1048576 bytes, the maximum",
+            ),
+        ):
+            answer = await broker.ask("POST", path, data=body)
+            assert (status, told) == (answer.status, answer.reason)
+        assert 204 == (await broker.get(path)).status
+
+
 async def test_a_deletion_waits_until_every_bundle_is_closed(tmp_path: Path) -> None:
     """One of the bundles is on the move when the deletion begins."""
     async with cluster(tmp_path, brokers=2) as brokers:
