@@ -166,6 +166,10 @@ class Admitted:
         """Note work that begins."""
         self._works[work] = namespace, concurrent.futures.Future()
 
+    def has(self, work: Work) -> bool:
+        """Return whether work has begun and not ended."""
+        return work in self._works
+
     def remove(self, work: Work) -> None:
         """Note that work has ended. You may repeat it."""
         if work in self._works:
@@ -377,6 +381,11 @@ class Work:
     def namespace(self) -> str:
         """Return the namespace of the key."""
         return self._handle.namespace
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a move of the bundle waits for this work: it has not ended."""
+        return self._admitted is not None and self._admitted.has(self)
 
     def _successor(self) -> Handle:
         """Return the open handle for this key: a split or a merge does not interrupt work."""

@@ -17,18 +17,20 @@ import asyncio
 import functools
 import inspect
 import logging
-import re
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
+from equipoise.brokers.client.attempts import RequestOutcome
 from equipoise.brokers.runtime.embedding.by_key import current_work
+from equipoise.brokers.runtime.embedding.installed import Elsewhere, Unserved
 from equipoise.brokers.runtime.service import (
     Bundle,
     Ownership,
@@ -38,7 +40,13 @@ from equipoise.brokers.runtime.service import (
     Work,
 )
 from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX
-from equipoise.channel.core.errors import CallerError, InvalidName, Overloaded, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
+    InvalidName,
+    Overloaded,
+    PeerError,
+)
 from equipoise.channel.core.ranges import bundle_contains, check_namespace, key_hash
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
 from equipoise.channel.system.deadline import Deadline
@@ -59,37 +67,9 @@ WAITING_MAX: Final = 512
 CALL_MS: Final = 10_000
 
 
-# The attribute of an endpoint that has the namespace of its keys, and the parameter with the key.
-_KEY: Final = "equipoise_key"
-
-_PART: Final = re.compile(r"\{(\w+)(:\w+)?\}")
-
-
-def keys_of(routes: Iterable[object]) -> Mapping[str, str]:
-    """Return the namespaces of the routes of Starlette whose endpoints have `Keyed.route`, by path:
-    `/visits/{key}`.
-
-    Raises `CallerError` for a path without the parameter.
-    """
-    return dict(
-        _key_of(str(getattr(route, "path", "")), *getattr(endpoint, _KEY))
-        for route in routes
-        if hasattr(endpoint := getattr(route, "endpoint", None), _KEY)
-    )
-
-
-def _key_of(path: str, namespace: str, parameter: str) -> tuple[str, str]:
-    if not re.search(rf"/\{{{parameter}\}}(/|$)", path):
-        raise CallerError(
-            f"the path {path} has no key: its endpoint is routed by {parameter!r}; write"
-            f" {{{parameter}}} as one whole part of the path"
-        )
-    return _PART.sub(lambda part: "{key}" if part[1] == parameter else "{other}", path), namespace
-
-
 class Store(Protocol):
     """Where the states of keys are kept beyond the life of a process. All processes use the same
-    one.
+    one. It is asked for one key by one call at a time.
     """
 
     async def load(self, namespace: str, key: str) -> bytes | None:
@@ -119,14 +99,20 @@ class _Kept(Generic[T]):
     """The object of one key. `saved` is its encoded form after the last call, if there is one.
 
     `state` is None before the first call and after a failed one. `waiting` counts the calls, with
-    the one that has its turn.
+    the one that has its turn. `saving`: a save that has not ended.
     """
 
     saved: bytes | None = None
     state: T | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
+    saving: asyncio.Future[None] | None = None
     used_s: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing, and nobody waits for it."""
+        return self.saved is None and not self.waiting and self.saving is None
 
 
 @dataclass(slots=True)
@@ -142,7 +128,23 @@ class _Part(Generic[T]):
     @property
     def bytes_saved(self) -> int:
         """The size of the encoded objects."""
-        return sum(len(kept.saved or b"") for kept in self.kept.values())
+        return sum(_bytes_of(key, kept.saved) for key, kept in self.kept.items())
+
+
+def _check_key(key: str) -> None:
+    try:
+        is_valid = 1 <= len(key.encode()) <= KEY_BYTES_MAX
+    except UnicodeEncodeError:
+        is_valid = False
+    if not is_valid:
+        raise InvalidName(
+            what="key", name=f"{key:.40}", expected=f"1 to {KEY_BYTES_MAX:,} bytes in UTF-8"
+        )
+
+
+def _bytes_of(key: str, saved: bytes | None) -> int:
+    """Return the size of a state in a handover, with its key and the ends of both lines."""
+    return 0 if saved is None else len(orjson.dumps(key)) + len(saved) + 2
 
 
 class Keyed(Service, Generic[T]):
@@ -212,12 +214,7 @@ class Keyed(Service, Generic[T]):
         its turn or the store does not answer, `Overloaded`, `StaleToken`, `InvalidName`, and the
         errors of the store.
         """
-        if not 1 <= len(key.encode()) <= KEY_BYTES_MAX:
-            raise InvalidName(
-                what="key",
-                name=f"{key:.40}",
-                expected=f"1 to {KEY_BYTES_MAX:,} bytes in UTF-8",
-            )
+        _check_key(key)
         deadline = Deadline.after(timeout_ms=self._call_ms)
         with await self._work(key) as work:
             part = self._part_of(key, work)
@@ -229,6 +226,10 @@ class Keyed(Service, Generic[T]):
             try:
                 await deadline.wait(kept.turn.acquire(), what=f"the turn of a call of {key}")
                 try:
+                    # A save goes on when its call has given up.
+                    if kept.saving is not None:
+                        what = f"the end of the save before, of {key}"
+                        await deadline.wait(asyncio.wait({kept.saving}), what=what)
                     async with self._changed(key, kept, work, deadline) as state:
                         yield state
                 finally:
@@ -236,14 +237,16 @@ class Keyed(Service, Generic[T]):
             finally:
                 kept.waiting -= 1
                 kept.used_s = time.monotonic()
+                if kept.is_empty and part.kept.get(key) is kept:
+                    del part.kept[key]
 
     def route(self, parameter: str) -> Callable[[Endpoint], Endpoint]:
         """Return a decorator of an endpoint whose path has the key in `parameter`. The endpoint
         gets the object of the key for its parameter of that type, as from `at`.
 
-        `Equipoise.install` has the request answered by the program that owns the key. Raises
-        `CallerError` for an endpoint that is no coroutine function, or does not take the key and
-        one object.
+        `Equipoise.install` has the call answered by the program that owns the key. Raises
+        `CallerError` for an endpoint that is no coroutine function, or does not take the key as
+        `str` and one object.
         """
 
         def routed(endpoint: Endpoint) -> Endpoint:
@@ -253,6 +256,7 @@ class Keyed(Service, Generic[T]):
             if (
                 not inspect.iscoroutinefunction(endpoint)
                 or parameter not in taken
+                or taken[parameter].annotation is not str
                 or len(objects) != 1
             ):
                 raise CallerError(
@@ -262,13 +266,17 @@ class Keyed(Service, Generic[T]):
 
             @functools.wraps(endpoint)
             async def answer(**named: Any) -> Any:  # noqa: ANN401
-                async with self.at(named[parameter]) as state:
-                    return await endpoint(**named, **{objects[0]: state})
+                outcome = RequestOutcome.NOT_STARTED
+                try:
+                    async with self.at(named[parameter]) as state:
+                        outcome = RequestOutcome.UNKNOWN
+                        return await endpoint(**named, **{objects[0]: state})
+                except EquipoiseError as error:
+                    raise Unserved(error, outcome) from error
 
             # The framework gives what is in the signature.
             shown = [each for each in taken.values() if each.name != objects[0]]
             vars(answer)["__signature__"] = signature.replace(parameters=shown)
-            vars(answer)[_KEY] = self.namespace, parameter
             return cast("Endpoint", answer)
 
         return routed
@@ -279,14 +287,16 @@ class Keyed(Service, Generic[T]):
             current = current_work()
         except CallerError:
             current = None
-        if current is not None and (current.namespace, current.key) == (self.namespace, key):
+        if (
+            current is not None
+            and current.is_awaited
+            and (current.namespace, current.key) == (self.namespace, key)
+        ):
             return nullcontext(current)  # It ends before the answer.
         served = await self.host.route(self.namespace, key, timeout_ms=self._call_ms)
         if isinstance(served, Peer):
-            raise PeerError(
-                f"{served.broker} owns {self.namespace}/{key}, not {self.host.broker_id}; send the"
-                f" call to {served.http_url}, or let Equipoise.by_key do that"
-            )
+            name = f"{self.namespace}/{key}"
+            raise Elsewhere(key=name, peer=served, broker=self.host.broker_id)
         return served.admit(key)
 
     def _part_of(self, key: str, work: Work) -> _Part[T]:
@@ -316,46 +326,69 @@ class Keyed(Service, Generic[T]):
         state = kept.state
         if state is None:
             state = self._new(key) if saved is None else self._decoded(key, saved)
+        # Of a key without a state, only what a call has changed is kept.
+        before = self._encoded(key, state) if saved is None else saved
         kept.state = None  # A failed call leaves nothing of what it has changed.
         yield state
-        encoded = self._kind.dump_json(state)
+        encoded = self._encoded(key, state)
         # A part that has moved, or an object that was dropped meanwhile, takes no change any more.
         part = self._part_of(key, work)
         if part.kept.get(key) is not kept:
             raise OwnershipLost(
                 bundle=part.bundle.name, token=work.token, problem="it has moved meanwhile"
             )
-        if encoded != saved:
+        if encoded != before:
+            self._decoded(key, encoded)  # Or its next owner could not.
             if self._store is None:
-                self._check_room(key, len(encoded) - len(saved or b""))
+                self._check_room(key, kept.saved, encoded)
             else:
-                # Until it is known what the store has, nothing of it is in memory.
-                self._forget(kept)
-                await deadline.wait(
-                    self._store.save(self.namespace, key, encoded, token=work.token),
-                    what=f"the store saving the state of {key}",
-                )
-        self._bytes += len(encoded) - len(kept.saved or b"")
-        kept.saved, kept.state = encoded, state
+                await self._save(key, kept, encoded, token=work.token)
+        if encoded != before or saved is not None:
+            self._forget(key, kept)
+            self._bytes += _bytes_of(key, encoded)
+            kept.saved, kept.state = encoded, state
+
+    async def _save(self, key: str, kept: _Kept[T], encoded: bytes, *, token: int) -> None:
+        """Save a state. Until it is known what the store has, nothing of it is in memory."""
+        assert self._store is not None, "only an object with a store is saved"
+        self._forget(key, kept)
+        saving = asyncio.ensure_future(self._store.save(self.namespace, key, encoded, token=token))
+        kept.saving = saving
+        saving.add_done_callback(lambda _: setattr(kept, "saving", None))
+        deadline = Deadline.after(timeout_ms=self._call_ms)
+        await deadline.wait(asyncio.shield(saving), what=f"the store saving the state of {key}")
+
+    def _encoded(self, key: str, state: T) -> bytes:
+        try:
+            return self._kind.dump_json(state, by_alias=True, round_trip=True, warnings="error")
+        except PydanticSerializationError as error:
+            raise CallerError(
+                f"the object of {self.namespace}/{key} does not fit its type:"
+                f" {str(error).splitlines()[0]}; nothing of this call is kept"
+            ) from error
 
     def _decoded(self, key: str, encoded: bytes) -> T:
         try:
             return self._kind.validate_json(encoded)
         except ValidationError as error:
+            # Without the values, which may be nobody's business.
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"]))
             raise CallerError(
-                f"the state of {self.namespace}/{key} does not fit its type: {error}; let the type"
-                " accept what earlier versions of this program have saved"
+                f"the state of {self.namespace}/{key} does not fit its type: {where}:"
+                f" {first['msg']}; let the type accept what is saved, or keep it from being saved"
             ) from error
 
-    def _check_room(self, key: str, more: int) -> None:
-        if self._bytes + more > KEPT_BYTES_MAX:
+    def _check_room(self, key: str, before: bytes | None, after: bytes) -> None:
+        more = _bytes_of(key, after) - _bytes_of(key, before)
+        if more > 0 and self._bytes + more > KEPT_BYTES_MAX:
             raise Overloaded(
                 what=f"the memory for objects without a store, at {self.namespace}/{key},",
                 limit=KEPT_BYTES_MAX,
             )
 
-    def _forget(self, kept: _Kept[T]) -> None:
-        self._bytes -= len(kept.saved or b"")
+    def _forget(self, key: str, kept: _Kept[T]) -> None:
+        self._bytes -= _bytes_of(key, kept.saved)
         kept.saved = kept.state = None
 
     # --- the service ---
@@ -368,6 +401,10 @@ class Keyed(Service, Generic[T]):
                 f"{type(self).__name__} keeps the keys of {self.namespace}, not of"
                 f" {bundle.namespace}; register it for its own namespace"
             )
+        for low, each in list(self._parts.items()):
+            # A part that was not closed, because its close overran: the bundle has been elsewhere.
+            if low < bundle.high and bundle.low < each.bundle.high:
+                self._bytes -= self._remove(each.bundle).bytes_saved
         part = _Part[T](bundle)
         lines = (handover or b"").splitlines()
         for key, saved in zip(lines[::2], lines[1::2], strict=True):
@@ -430,8 +467,9 @@ class Keyed(Service, Generic[T]):
 
     def _drop_idle(self, part: _Part[T], now_s: float) -> None:
         for key, kept in list(part.kept.items()):
-            if not kept.waiting and now_s - kept.used_s >= self._idle_s:
-                self._forget(part.kept.pop(key))
+            is_used = kept.waiting or kept.saving is not None
+            if not is_used and now_s - kept.used_s >= self._idle_s:
+                self._forget(key, part.kept.pop(key))
 
     def _add(self, part: _Part[T]) -> None:
         self._parts[part.bundle.low] = part

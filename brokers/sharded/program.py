@@ -5,7 +5,7 @@ into a web program.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, Protocol, Self, Unpack
 
@@ -13,7 +13,7 @@ from equipoise.brokers.runtime.embedding.by_key import AsgiApp
 from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.sharded.keyed import Keyed, keys_of
+from equipoise.brokers.sharded.keyed import Keyed
 from equipoise.brokers.sharded.settings import Settings
 from equipoise.brokers.sharded.tasks import Tasks
 from equipoise.channel.core.errors import CallerError
@@ -25,11 +25,6 @@ PREFIX: Final = "/equipoise"
 
 class _Program(Protocol):
     """A program of Starlette or FastAPI."""
-
-    @property
-    def routes(self) -> Sequence[Any]:
-        """Return what `add_middleware` goes around."""
-        ...
 
     def add_middleware(self, middleware_class: Any, **options: Any) -> None:  # noqa: ANN401
         """Put an ASGI app around the program, when it starts."""
@@ -78,7 +73,8 @@ class Equipoise(Worker):
             {each.namespace: each} if isinstance(each, Keyed | Tasks) else each for each in services
         ]
         registered = dict[str, Service]()
-        for each in named:
+        # A pattern must not take the namespace of another service.
+        for each in sorted(named, key=lambda each: not set("*?[").isdisjoint("".join(each))):
             for pattern in each.keys() & registered.keys():
                 raise CallerError(
                     f"two services for {pattern}: {type(registered[pattern]).__name__} and"
@@ -111,26 +107,30 @@ class Equipoise(Worker):
             raise
         return self
 
-    def install(self, app: _Program, *, forward: bool = False) -> None:
+    def install(self, app: _Program) -> None:
         """Make a FastAPI or Starlette program a member, in one line.
 
-        * The worker starts after the program and ends before it. Its log lines are shown.
-        * Requests of endpoints with `Keyed.route` are answered by the program that has the key: see
-          `Equipoise.by_key`, also for `forward`.
+        * The broker starts after the program and ends before it. Its log lines are shown.
+        * Calls of endpoints with `Keyed.route` are redirected to the program that owns the key
+          (307). They wait while no program does. 503: they were not served.
         * Below `/equipoise` there are health, metrics, administration and state for other programs.
         * At SIGTERM the keys move to other programs before the listener closes.
 
         Raises `CallerError` without an `address`. For other frameworks, see `wrap`.
         """
-        app.add_middleware(
-            self._around, http=self._http(), keys=lambda: keys_of(app.routes), forward=forward
-        )
+        app.add_middleware(self._around, http=self._http())
 
     def wrap(self, app: AsgiApp, *, keys: Mapping[str, str], forward: bool = False) -> AsgiApp:
-        """Return the program around an app of any ASGI framework: as `install` does. `keys` maps
-        paths with a key, such as `/visits/{key}`, to the namespaces of the keys.
+        """Return the program around an app of any ASGI framework, as `install` does. `keys` maps
+        paths with a key, such as `/visits/{key}`, to the namespaces of the keys: see `by_key`, also
+        for `forward`.
+
+        Raises `CallerError` as `install` does, and as `by_key` does.
         """
-        return self._around(app, http=self._http(), keys=lambda: keys, forward=forward)
+        http = self._http()
+        for path, namespace in keys.items():
+            app = self.by_key(app, namespace=namespace, key=path, forward=forward)
+        return self._around(app, http=http)
 
     def _http(self) -> AsgiApp:
         if self._address is None:
@@ -140,20 +140,8 @@ class Equipoise(Worker):
             )
         return self.asgi(PREFIX)
 
-    def _around(
-        self,
-        app: AsgiApp,
-        *,
-        http: AsgiApp,
-        keys: Callable[[], Mapping[str, str]],
-        forward: bool,
-    ) -> Installed:
-        def by_key(app: AsgiApp) -> AsgiApp:
-            for path, namespace in keys().items():
-                app = self.by_key(app, namespace=namespace, key=path, forward=forward)
-            return app
-
-        return Installed(app, http=http, prefix=PREFIX, by_key=by_key, running=self._living)
+    def _around(self, app: AsgiApp, *, http: AsgiApp) -> Installed:
+        return Installed(app, http=http, prefix=PREFIX, running=self._living, drains=self._drains)
 
     @asynccontextmanager
     async def _living(self) -> AsyncGenerator[None]:

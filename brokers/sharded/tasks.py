@@ -64,7 +64,8 @@ class Tasks(Service):
     `Tasks("acme/crawler", crawl)`.
 
     `work` runs until it is cancelled, or until it has nothing more to do. It must end soon after
-    its cancellation: until then no other process has the shard.
+    its cancellation: the next owner waits for it, for `close_ms` at most. After that only the token
+    keeps it from the store.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class Tasks(Service):
         self.shards = shards
         self._work = work
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        # By bundle: the cancelled tasks that its own waits for.
+        self._before: dict[str, set[asyncio.Task[None]]] = {}
         self._cpu_s: dict[str, float] = {}
         self._counted_since_s = time.monotonic()
 
@@ -97,9 +99,9 @@ class Tasks(Service):
         deadline: Deadline,
     ) -> None:
         """Cancel the task, and wait for its end. Raises `DeadlineExceeded` if it goes on."""
-        task = self._cancelled(bundle)
+        ending = self._cancelled(bundle)
         await deadline.wait(
-            asyncio.wait({task}), what=f"the end of the task of {bundle.name}, which is cancelled,"
+            asyncio.wait(ending), what=f"the end of the task of {bundle.name}, which is cancelled,"
         )
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
@@ -120,32 +122,37 @@ class Tasks(Service):
             for bundle in self._tasks
         }
 
-    def _start(self, ownership: Ownership, after: Sequence[asyncio.Task[None]] = ()) -> None:
+    def _start(self, ownership: Ownership, after: set[asyncio.Task[None]] | None = None) -> None:
         shard = Shard(ownership)
+        self._before[shard.bundle.name] = after = after or set()
         self._tasks[shard.bundle.name] = asyncio.get_running_loop().create_task(
             self._run(shard, after), name=f"task of {shard.bundle.name}"
         )
 
-    def _cancelled(self, bundle: Bundle) -> asyncio.Task[None]:
+    def _cancelled(self, bundle: Bundle) -> set[asyncio.Task[None]]:
+        """Cancel the task of a bundle. Return what must end before another task has its keys."""
         task = self._tasks.pop(bundle.name)
         task.cancel()
-        return task
+        return {task, *self._before.pop(bundle.name)}
 
     def _replace(self, before: Sequence[Bundle], after: Sequence[Ownership]) -> None:
-        ending = [self._cancelled(bundle) for bundle in before]
+        ending = set[asyncio.Task[None]]().union(*map(self._cancelled, before))
         for ownership in after:
             self._start(ownership, ending)
 
-    async def _run(self, shard: Shard, after: Sequence[asyncio.Task[None]]) -> None:
+    async def _run(self, shard: Shard, after: set[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
-        failures = 0
+        pause_s = _PAUSE_S / 2
         while True:
+            began_s = time.monotonic()
             try:
                 await _Timed(self._work(shard), lambda used_s: self._count(shard, used_s))
             except Exception:
-                failures += 1
-                pause_s = min(_PAUSE_S * 2 ** (failures - 1), _PAUSE_S_MAX)
+                if (own := asyncio.current_task()) is None or own.cancelling():
+                    raise  # What it raises at its end does not start it again.
+                ran_s = time.monotonic() - began_s
+                pause_s = _PAUSE_S if ran_s > _PAUSE_S_MAX else min(2 * pause_s, _PAUSE_S_MAX)
                 _logger.exception(
                     "task failed: it starts again in %.0f s",
                     pause_s,

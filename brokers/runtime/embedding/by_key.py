@@ -148,7 +148,7 @@ class ByKey:
             and scope.get("http_version", "1.1").startswith("1")
             and self._drains()
         ):
-            send = _ending(send)
+            send = ending(send)
         key = (
             self._key_of(scope)
             if scope["type"] == "http" and not self._is_of_broker(scope)
@@ -175,7 +175,7 @@ class ByKey:
         deadline = Deadline.after(timeout_ms=self._timeout_ms)
         forwarder = _forwarder(scope)
         body: Body | None = None
-        failures = 0
+        failures, has_begun = 0, False
         try:
             while True:
                 served = await self._known(key)
@@ -187,6 +187,7 @@ class ByKey:
                 if isinstance(served, Ownership):
                     work = _begun(served, key)
                     if work is not None:
+                        has_begun = True
                         await self._serve(
                             work, scope, receive if body is None else body.receive, send
                         )
@@ -202,7 +203,7 @@ class ByKey:
                         owner=served.broker,
                     )
                 if not self._forwards:
-                    await _redirect(served, scope, send)
+                    await redirect(served, scope, send)
                     return
                 body = await _body(body, receive, deadline)
                 await deadline.wait(
@@ -222,7 +223,9 @@ class ByKey:
                     )
                 await asyncio.sleep(pause / 1_000)
         except EquipoiseError as error:
-            await _refuse(send, error)
+            if has_begun:
+                raise
+            await refuse_call(send, error)
 
     async def _known(self, key: str) -> Ownership | Peer | None:
         """Return the ownership or the owner elsewhere if that is known now."""
@@ -242,31 +245,31 @@ class ByKey:
         """Let the program answer. Its answer is sent if the ownership is still good, and else
         replaced.
         """
-        is_lost = has_begun = False
+        is_lost = has_answered = False
         with ExitStack() as until_answer:
             until_answer.enter_context(work)
 
             async def checked(message: Message) -> None:
-                nonlocal is_lost, has_begun
+                nonlocal is_lost, has_answered
                 if message["type"] == "http.response.start":
-                    has_begun = True
+                    has_answered = True
                     try:
                         # The second check. From here on the bundle may be closed.
                         until_answer.close()
                     except OwnershipLost as error:
                         is_lost = True
-                        await _refuse(send, error, RequestOutcome.UNKNOWN)
+                        await refuse_call(send, error, RequestOutcome.UNKNOWN)
                 if not is_lost:
                     await send(message)
 
             token = _WORK.set(work)
             try:
                 await self._app(scope, receive, checked)
-            except EquipoiseError as error:
-                if has_begun:
+            except PeerError as error:
+                if has_answered:
                     raise
-                # The program may have executed a part of it.
-                await _refuse(send, error, RequestOutcome.UNKNOWN)
+                is_lost = True  # Nothing more is sent. The program may have executed a part.
+                await refuse_call(send, error, RequestOutcome.UNKNOWN)
             finally:
                 _WORK.reset(token)
 
@@ -408,12 +411,12 @@ def _key_in_path(template: str) -> KeyOf:
     return key_of
 
 
-def _ending(send: Send) -> Send:
+def ending(send: Send) -> Send:
     """Return `send` for an answer after which the server closes the connection. HTTP/2 has no such
     header.
     """
 
-    async def ending(message: Message) -> None:
+    async def last(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {
                 **message,
@@ -421,7 +424,7 @@ def _ending(send: Send) -> Send:
             }
         await send(message)
 
-    return ending
+    return last
 
 
 def _path_in(scope: Message) -> str:
@@ -443,7 +446,8 @@ def _forwarder(scope: Message) -> str | None:
     )
 
 
-async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
+async def redirect(peer: Peer, scope: Message, send: Send) -> None:
+    """Answer with the address of the program that has the key."""
     query = scope["query_string"].decode("latin-1")
     location = f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}"
     headers = {"location": location, OUTCOME.lower(): RequestOutcome.NOT_STARTED.value}
@@ -456,7 +460,7 @@ async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
     )
 
 
-async def _refuse(
+async def refuse_call(
     send: Send, error: EquipoiseError, outcome: RequestOutcome = RequestOutcome.NOT_STARTED
 ) -> None:
     """Answer an error in place of the program."""

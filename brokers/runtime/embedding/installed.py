@@ -1,5 +1,6 @@
 """Put a worker in front of a web program: one ASGI app that starts and ends the worker with the
-program, serves its HTTP below a prefix, and passes on everything else.
+program, serves its HTTP below a prefix, and answers what the program cannot: calls whose key
+another program owns.
 
 Source: the ASGI specification, version 3, protocols lifespan and HTTP.
 """
@@ -9,11 +10,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Final
 
-from equipoise.brokers.runtime.embedding.by_key import AsgiApp
+from equipoise.brokers.client.attempts import RequestOutcome
+from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ending, redirect, refuse_call
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
-from equipoise.channel.core.errors import EquipoiseError
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import EquipoiseError, InvalidName, PeerError
 from equipoise.channel.system.log_lines import PlainLines
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Elsewhere(PeerError):
+    """Another program owns a key."""
+
+    def __init__(self, *, key: str, peer: Peer, broker: str) -> None:
+        """`peer` has the key, not `broker`, which was called."""
+        self.peer = peer
+        super().__init__(
+            f"{peer.broker} owns {key}, not {broker}; send the call to {peer.http_url}"
+        )
+
+
+class Unserved(PeerError):
+    """A call of a key was not served here. The program around answers it."""
+
+    def __init__(self, error: EquipoiseError, outcome: RequestOutcome) -> None:
+        """`outcome`: what is known of its effect."""
+        self.error = error
+        self.outcome = outcome
+        super().__init__(str(error))
 
 
 class Installed:
@@ -29,54 +56,97 @@ class Installed:
         *,
         http: AsgiApp,
         prefix: str,
-        by_key: Callable[[AsgiApp], AsgiApp],
         running: Callable[[], AbstractAsyncContextManager[None]],
+        drains: Callable[[], bool],
     ) -> None:
-        """`http` serves the paths below `prefix`. `by_key` wraps `app` at the start, when all of
-        its paths are known. `running` is the life of the worker.
+        """`http` serves the paths below `prefix`. `running` is the life of the worker. While it
+        `drains`, each answer ends its connection.
         """
-        self._app = self._routed = app
+        self._app = app
         self._http = http
         self._prefix = prefix
-        self._by_key = by_key
         self._running = running
+        self._drains = drains
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, or live with the program."""
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        root = scope.get("root_path", "")
-        path = scope["path"]
-        inside = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
-        if f"{inside}/".startswith(f"{self._prefix}/"):
-            await self._http({**scope, "root_path": root + self._prefix}, receive, send)
+        root, path = scope.get("root_path", ""), scope["path"]
+        above = root if root and path.startswith(f"{root}/") else ""
+        if f"{path.removeprefix(above)}/".startswith(f"{self._prefix}/"):
+            await self._http({**scope, "root_path": above + self._prefix}, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
         else:
-            await self._routed(scope, receive, send)
+            await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Let the program answer. Answer in its place if it has not begun to answer a call that is
+        not served here.
+        """
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        if scope.get("http_version", "1.1").startswith("1") and self._drains():
+            send = ending(send)
+        try:
+            await self._app(scope, receive, noted)
+        except Unserved as error:
+            if has_begun or not isinstance(error.error, PeerError | InvalidName):
+                raise
+            if isinstance(error.error, Elsewhere):
+                await redirect(error.error.peer, scope, send)
+            else:
+                await refuse_call(send, error.error, error.outcome)
 
     async def _live(self, scope: Message, receive: Receive, send: Send) -> None:
         """Start the worker before the server learns that the program has started, and end it before
-        the program learns that it ends.
+        the program learns that it ends. A program without this protocol has one of ours.
         """
+        has_protocol = False
         async with AsyncExitStack() as life:
 
             async def received() -> Message:
+                nonlocal has_protocol
+                has_protocol = True
                 message = await receive()
                 if message["type"] == "lifespan.shutdown":
-                    await life.aclose()
+                    await _ended(life)
                 return message
 
             async def sent(message: Message) -> None:
                 if message["type"] == "lifespan.startup.complete":
                     try:
-                        self._routed = self._by_key(self._app)
                         await life.enter_async_context(self._running())
-                    except EquipoiseError as error:
+                    except Exception as error:
                         await send({"type": "lifespan.startup.failed", "message": str(error)})
                         raise
                 await send(message)
 
-            await self._app(scope, received, sent)
+            try:
+                await self._app(scope, received, sent)
+            except Exception:
+                if has_protocol:
+                    raise
+            if not has_protocol:
+                await received()
+                await sent({"type": "lifespan.startup.complete"})
+                await received()
+                await sent({"type": "lifespan.shutdown.complete"})
+
+
+async def _ended(life: AsyncExitStack) -> None:
+    """End the worker. Its error must not keep the program from its own end."""
+    try:
+        await life.aclose()
+    except EquipoiseError as error:
+        _logger.error("the worker has ended with an error: %s", error)  # noqa: TRY400
 
 
 def show_log_lines() -> None:

@@ -42,6 +42,7 @@ class MemoryStore:
         self.states: dict[str, tuple[int, bytes]] = {}
         self.loads = 0
         self.breaks = False
+        self.pause: asyncio.Event | None = None
 
     async def load(self, namespace: str, key: str) -> bytes | None:
         await asyncio.sleep(0)
@@ -50,6 +51,8 @@ class MemoryStore:
 
     async def save(self, namespace: str, key: str, state: bytes, *, token: int) -> None:
         await asyncio.sleep(0)
+        if self.pause is not None:
+            await self.pause.wait()
         if token < self.states.get(f"{namespace}/{key}", (0, b""))[0]:
             raise StaleToken(namespace=namespace, key=key, token=token)
         self.states[f"{namespace}/{key}"] = token, state
@@ -211,6 +214,64 @@ def test_after_a_save_in_doubt_the_store_is_asked(equipoise_cluster: MakeCluster
     assert reported(cluster, "broker-1") == 3
 
 
+def test_a_save_whose_caller_gave_up_comes_before_the_next_call(
+    equipoise_cluster: MakeCluster,
+) -> None:
+    """Otherwise the older state could be saved last."""
+    store = MemoryStore()
+    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, store=store))
+
+    async def calls() -> int:
+        store.pause = asyncio.Event()
+        first = asyncio.create_task(report(cluster.service("broker-1")))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        first.cancel()
+        second = asyncio.create_task(report(cluster.service("broker-1")))
+        await asyncio.sleep(0)
+        store.pause.set()
+        return await second
+
+    assert cluster.call(calls()) == 2
+    assert b'{"reports":2,"seen":["on","on"]}' == store.states[f"{NAMESPACE}/lamp"][1]
+
+
+def test_a_key_that_is_only_read_leaves_nothing(equipoise_cluster: MakeCluster) -> None:
+    store = MemoryStore()
+    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, store=store))
+
+    async def read() -> int:
+        async with cluster.service("broker-1").at("lamp") as shadow:
+            return shadow.reports
+
+    assert [0, 0] == [cluster.call(read()) for _ in range(2)]
+    assert ({}, 2) == (store.states, store.loads)
+
+
+def test_what_its_next_owner_could_not_read_is_refused(equipoise_cluster: MakeCluster) -> None:
+    cluster = cluster_of(equipoise_cluster)
+
+    async def spoil(value: object) -> None:
+        async with cluster.service("broker-1").at("lamp") as shadow:
+            vars(shadow)["reports"] = value
+
+    for value in ("many", float("nan")):
+        with pytest.raises(CallerError, match="iot/shadows/lamp does not fit its type"):
+            cluster.call(spoil(value))
+    assert reported(cluster, "broker-1") == 1
+
+
+def test_objects_that_no_close_took_away_are_dropped_when_the_bundle_returns(
+    equipoise_cluster: MakeCluster,
+) -> None:
+    """A close that overruns its deadline is cancelled, and the bundle goes on elsewhere."""
+    cluster = cluster_of(equipoise_cluster)
+    assert reported(cluster, "broker-1") == 1
+    ownership = cluster.ownership(NAMESPACE, "lamp")
+    cluster.call(cluster.service("broker-1").open(ownership, b'"lamp"\n{"reports":7,"seen":[]}'))
+    assert reported(cluster, "broker-1") == 8
+
+
 @pytest.mark.parametrize("store", [None, MemoryStore()])
 def test_a_call_that_outlasts_its_ownership_changes_nothing(
     equipoise_cluster: MakeCluster, store: MemoryStore | None
@@ -280,7 +341,7 @@ def test_impossible_types_and_keys_are_refused(equipoise_cluster: MakeCluster) -
     with pytest.raises(CallerError, match="the state of iot/shadows cannot be encoded as JSON"):
         Keyed(NAMESPACE, Socket)
     cluster = cluster_of(equipoise_cluster)
-    for key in ("", "k" * 1_025):
+    for key in ("", "k" * 1_025, "\ud800"):
         with pytest.raises(InvalidName, match=r"1 to 1,024 bytes"):
             reported(cluster, "broker-1", key)
 

@@ -90,6 +90,38 @@ def test_a_task_that_fails_starts_again(
     assert "ValueError: the page is broken" in caplog.text
 
 
+def test_a_shard_never_has_two_tasks_however_long_one_takes_to_end(
+    equipoise_cluster: MakeCluster,
+) -> None:
+    """The parent of a split ends before its children begin, and before they move. An error at its
+    end does not start it again.
+    """
+    running: list[str] = []
+
+    async def work(shard: Shard) -> None:
+        assert not any(shard.bundle.low < high and low < shard.bundle.high for low, high in ranges)
+        ranges.append((shard.bundle.low, shard.bundle.high))
+        running.append(shard.bundle.name)
+        try:
+            await asyncio.sleep(1_000_000)
+        finally:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            ranges.remove((shard.bundle.low, shard.bundle.high))
+            raise ValueError("at the end")
+
+    ranges: list[tuple[int, int]] = []
+    cluster = equipoise_cluster(lambda: Tasks(NAMESPACE, work), brokers=2)
+    (bundle,) = cluster.create(NAMESPACE, bundles=1)
+    cluster.give(bundle, "broker-1")
+    started = len(running)
+    cluster.split(bundle)
+    for child in cluster.bundles(NAMESPACE):
+        cluster.give(child, "broker-2")
+    assert len(ranges) == 2
+    assert bundle not in running[started:]
+
+
 def test_a_task_that_returns_is_done(equipoise_cluster: MakeCluster) -> None:
     runs: list[str] = []
 
