@@ -28,6 +28,7 @@ import orjson
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.client.attempts import RequestOutcome
 from equipoise.brokers.runtime.embedding.by_key import current_work
 from equipoise.brokers.runtime.embedding.installed import Elsewhere, Unserved
@@ -88,6 +89,9 @@ class StaleToken(PeerError):
 
     def __init__(self, *, namespace: str, key: str, token: int) -> None:
         """`token` is that of the refused write."""
+        self.namespace = namespace
+        self.key = key
+        self.token = token
         super().__init__(
             f"the state of {namespace}/{key} was not saved under token {token}: the store has seen"
             " a greater one; ask again who owns the key"
@@ -134,11 +138,13 @@ class _Part(Generic[T]):
 def _check_key(key: str) -> None:
     try:
         is_valid = 1 <= len(key.encode()) <= KEY_BYTES_MAX
-    except UnicodeEncodeError:
+    except (AttributeError, UnicodeEncodeError):  # It is no text, or half of a character.
         is_valid = False
     if not is_valid:
         raise InvalidName(
-            what="key", name=f"{key:.40}", expected=f"1 to {KEY_BYTES_MAX:,} bytes in UTF-8"
+            what="key",
+            name=f"{key!s:.40}",
+            expected=f"a str of 1 to {KEY_BYTES_MAX:,} bytes in UTF-8",
         )
 
 
@@ -177,19 +183,27 @@ class Keyed(Service, Generic[T]):
         Raises `InvalidName`, and `CallerError` for a type that cannot be encoded.
         """
         self.namespace = check_namespace(namespace)
+        self.shards = check_new_bundles(namespace, shards)
+        self._new: Callable[[str], T] = (lambda _key: kind()) if new is None else new
+        try:
+            if new is None:
+                kind()
+        except (TypeError, ValidationError) as error:
+            problem = str(error).splitlines()[0]
+            raise CallerError(
+                f"the first object of a key of {namespace} cannot be made: {problem}; give all"
+                " fields a default, or give Keyed new=FUNCTION, which returns the object of a key"
+            ) from error
         try:
             self._kind: TypeAdapter[T] = TypeAdapter(kind)
             self._kind.json_schema(mode="serialization")
         except PydanticUserError as error:
             raise CallerError(
-                f"the state of {namespace} cannot be encoded as JSON: {kind.__name__}:"
-                f" {str(error).splitlines()[0]}; use a dataclass or a pydantic model of plain"
-                " values"
+                f"the state of {namespace} cannot be encoded as JSON; use a dataclass or a pydantic"
+                f" model of plain values: {kind.__name__}: {str(error).splitlines()[0]}"
             ) from error
-        self.shards = shards
         self._type = kind
         self._store = store
-        self._new: Callable[[str], T] = (lambda _key: kind()) if new is None else new
         self._call_ms = call_ms
         self._idle_s = idle_ms / 1_000
         # By their low ends, which rise.
@@ -215,6 +229,11 @@ class Keyed(Service, Generic[T]):
         errors of the store.
         """
         _check_key(key)
+        if not hasattr(self, "host"):
+            raise CallerError(
+                f"the objects of {self.namespace} are not served: give this Keyed to the Equipoise"
+                " of the program, and let that start first"
+            )
         deadline = Deadline.after(timeout_ms=self._call_ms)
         with await self._work(key) as work:
             part = self._part_of(key, work)
@@ -242,7 +261,8 @@ class Keyed(Service, Generic[T]):
 
     def route(self, parameter: str) -> Callable[[Endpoint], Endpoint]:
         """Return a decorator of an endpoint whose path has the key in `parameter`. The endpoint
-        gets the object of the key for its parameter of that type, as from `at`.
+        gets the object of the key for its parameter of that type, as from `at`. Write it below the
+        decorator of the framework.
 
         `Equipoise.install` has the call answered by the program that owns the key. Raises
         `CallerError` for an endpoint that is no coroutine function, or does not take the key as

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, Protocol, Self, Unpack
 
+from yarl import URL
+
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
 from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
@@ -67,7 +69,7 @@ class Equipoise(Worker):
           each start. With `http_port` it listens at this port, beside the program's.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together, and
-        `CallerError` for two services of one namespace.
+        `CallerError` for a malformed address and for two services of one namespace.
         """
         named = [
             {each.namespace: each} if isinstance(each, Keyed | Tasks) else each for each in services
@@ -83,6 +85,8 @@ class Equipoise(Worker):
             registered |= each
         self._sharded = [each for each in services if isinstance(each, Keyed | Tasks)]
         self._address = address
+        if address is not None:
+            _check_address(address)
         given: dict[str, Any] = {**settings, "cluster": cluster}
         if address is None:
             given.setdefault("http_port", 0)
@@ -153,3 +157,16 @@ class Equipoise(Worker):
                 except CallerError as error:
                     _logger.warning("callers may be refused at the end: %s", error)
                 yield
+
+
+def _check_address(address: str) -> None:
+    try:
+        url = URL(address)
+        is_valid = url.scheme in ("http", "https") and str(url.relative()) in ("", "/")
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise CallerError(
+            f"{address!r} is not the address of a program: expected http://HOST:PORT or"
+            " https://HOST:PORT, without a path"
+        )

@@ -12,6 +12,7 @@ Theory of operation:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import time
@@ -19,8 +20,10 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, Work
 from equipoise.brokers.sharded.keyed import SHARDS
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad
@@ -74,10 +77,15 @@ class Tasks(Service):
         """`work` is started again if it raises, first after a second, then later and later.
         `shards`: how many bundles the namespace has at first.
 
-        Raises `InvalidName`.
+        Raises `InvalidName`, and `CallerError` for a function that is no coroutine function.
         """
         self.namespace = check_namespace(namespace)
-        self.shards = shards
+        self.shards = check_new_bundles(namespace, shards)
+        if inspect.isfunction(work) and not inspect.iscoroutinefunction(work):
+            raise CallerError(
+                f"{work.__name__} cannot be the task of {namespace}: write it as `async def"
+                f" {work.__name__}(shard)`"
+            )
         self._work = work
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # By bundle: the cancelled tasks that its own waits for.

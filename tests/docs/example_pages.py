@@ -36,5 +36,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted(FOLDER.rglob("*.md")):
+    for path in (ROOT / "README.md", *sorted(FOLDER.rglob("*.md"))):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

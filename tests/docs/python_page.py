@@ -54,6 +54,7 @@ MADE_BY_EQUIPOISE: Final = frozenset(
         "Ownership",
         "ServiceHost",
         "Shard",
+        "Store",
         "Work",
         "WorkerInThread",
     }

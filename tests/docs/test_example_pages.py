@@ -9,7 +9,11 @@ import pytest
 from tests.docs.example_pages import FOLDER, filled, shown
 from tests.house.house_rules import ROOT
 
-PAGES = [page for page in sorted(FOLDER.rglob("*.md")) if shown(page.read_text(encoding="utf-8"))]
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted(FOLDER.rglob("*.md")))
+    if shown(page.read_text(encoding="utf-8"))
+]
 EXAMPLE_LINES_MAX = 120
 
 

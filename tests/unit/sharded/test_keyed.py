@@ -338,8 +338,18 @@ def test_impossible_types_and_keys_are_refused(equipoise_cluster: MakeCluster) -
     class Socket:
         """Not a type that pydantic knows."""
 
+    @dataclass
+    class Named:
+        name: str
+
     with pytest.raises(CallerError, match="the state of iot/shadows cannot be encoded as JSON"):
         Keyed(NAMESPACE, Socket)
+    with pytest.raises(CallerError, match="'name'; give all fields a default, or give Keyed new="):
+        Keyed(NAMESPACE, Named)
+    with pytest.raises(CallerError, match="1 to 4096 bundles, not 0"):
+        Keyed(NAMESPACE, Shadow, shards=0)
+    with pytest.raises(CallerError, match="give this Keyed to the Equipoise"):
+        asyncio.run(report(Keyed(NAMESPACE, Shadow)))
     cluster = cluster_of(equipoise_cluster)
     for key in ("", "k" * 1_025, "\ud800"):
         with pytest.raises(InvalidName, match=r"1 to 1,024 bytes"):

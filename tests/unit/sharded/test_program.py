@@ -32,6 +32,10 @@ async def crawl(shard: Shard) -> None:
     """Do nothing."""
 
 
+def print_shard(shard: Shard) -> None:
+    """Not a coroutine function."""
+
+
 def pages() -> Keyed[Page]:
     return Keyed(NAMESPACE, Page, shards=2)
 
@@ -58,6 +62,21 @@ def test_type_checkers_know_all_settings_of_a_broker() -> None:
             lambda: program(pages(), Tasks(NAMESPACE, crawl)),
             CallerError,
             "two services for web/pages: Keyed and Tasks; give each its own namespace",
+        ),
+        (
+            lambda: program(pages(), address="http://host:8000/app"),
+            CallerError,
+            "'http://host:8000/app' is not the address of a program: expected http://HOST:PORT",
+        ),
+        (
+            lambda: program(pages(), address="host:8000"),
+            CallerError,
+            "'host:8000' is not the address of a program",
+        ),
+        (
+            lambda: Tasks("acme/crawler", print_shard),  # type: ignore[arg-type]
+            CallerError,
+            "print_shard cannot be the task of acme/crawler: write it as `async def",
         ),
         (
             lambda: program(pages()).install(FastAPI()),
