@@ -31,6 +31,7 @@ from tests.contract.log_adapters import ADAPTERS, EACH_ADAPTER, Adapter, Handles
 TIMEOUT_MS = 10_000
 FOREVER_MS = 3_600_000
 DEADLINE_SECONDS = 30.0
+DESCRIPTOR_ROUNDS, DESCRIPTOR_SECONDS = 5, 2.0
 CLOCKS_APART_MS = 5
 """How far the storage's clock may be from ours; both are of this machine."""
 
@@ -387,15 +388,22 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 def test_close_gives_all_descriptors_back(handles: Handles) -> None:
-    """A log that was used and closed leaves none of its descriptors open. What earlier tests left
-    behind may give some back meanwhile.
+    """A log that was used and closed leaves none of its descriptors open. A leak would show each
+    time; what earlier tests left behind may open some now and then.
     """
-    before = descriptors()
-    log = handles()
-    append(log, b"a")
-    assert not log.wait(log.end() + 1, timeout_ms=1)
-    log.close()
-    assert set() == descriptors() - before
+    left = list[set[tuple[str, str]]]()
+    while len(left) < DESCRIPTOR_ROUNDS and set() not in left:
+        before = descriptors()
+        log = handles()
+        append(log, b"a")
+        assert not log.wait(log.end() + 1, timeout_ms=1)
+        log.close()
+        give_up = time.monotonic() + DESCRIPTOR_SECONDS
+        # The threads of Kafka's client end slightly later on a busy machine.
+        while descriptors() - before and time.monotonic() < give_up:
+            time.sleep(0.05)
+        left.append(descriptors() - before)
+    assert set() in left
 
 
 def test_threads_see_one_order(handles: Handles) -> None:
