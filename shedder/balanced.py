@@ -156,7 +156,8 @@ class BalancedShedder(Policy):
             known = replace(
                 known,
                 churn=known.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
-                costs={**known.costs, **cluster.filled},
+                # What equal bundles cost may not be known yet, and they need no cost.
+                costs=known.costs if cluster.unit else {**known.costs, **cluster.filled},
             )
         budget = self._budget(cluster, known)
         stays += self._stays(cluster, moves, waits_ms)

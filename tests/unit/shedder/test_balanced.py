@@ -416,6 +416,14 @@ def test_a_bundle_that_filled_a_broker_costs_what_it_did_while_it_rests() -> Non
         assert deviation == pytest.approx(plan.deviation, abs=0.01)
 
 
+def test_what_equal_bundles_cost_is_not_remembered() -> None:
+    """While nobody knows it yet, each costs the least. Later that would make them unequal."""
+    new = replace(broker("b"), is_new=True)
+    plan, memory = BalancedShedder().plan(Snapshot(brokers=(broker("a", *(10,) * 8), new)))
+    assert plan.fills
+    assert {} == memory.costs
+
+
 def test_each_broker_waits_for_itself() -> None:
     """A broker that has just become too full is not helped because another one has been for
     long.
