@@ -302,7 +302,7 @@ def sampled(
     carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings
 ) -> Load:
     """Return the sample of a broker at `at_ms` (Unix time)."""
-    rules = settings.reports
+    rules, cost = settings.reports, carried.cost
     return Load(
         broker=broker,
         at_ms=at_ms,
@@ -311,9 +311,9 @@ def sampled(
         traffic=carried.traffic,
         bundle_count=len(carried.names),
         topics=sum(carried.topics),
-        cost=carried.cost,
+        cost=cost,
         bundles=carried.busiest(rules.bundles_max),
-        column=pack(carried.settled, total=carried.cost),
+        column=pack(carried.settled, total=cost),
         noise=carried.noise,
         cpu_use=carried.cpu_use,
         cpu_cost=carried.cpu_cost,

@@ -363,10 +363,10 @@ class Keyed(Service, Generic[T]):
                 self._check_room(key, kept.saved, encoded)
             else:
                 await self._save(key, kept, encoded, token=work.token)
-        if encoded != before or saved is not None:
-            self._forget(key, kept)
-            self._bytes += _bytes_of(key, encoded)
-            kept.saved, kept.state = encoded, state
+        if encoded != kept.saved and (encoded != before or saved is not None):
+            self._bytes += _bytes_of(key, encoded) - _bytes_of(key, kept.saved)
+            kept.saved = encoded
+        kept.state = None if kept.saved is None else state
 
     async def _save(self, key: str, kept: _Kept[T], encoded: bytes, *, token: int) -> None:
         """Save a state. Until it is known what the store has, nothing of it is in memory."""

@@ -124,7 +124,7 @@ class Tasks(Service):
         """Return the CPU time of each task since the last question, in calls of `CALL_S`."""
         now_s = time.monotonic()
         elapsed_s, self._counted_since_s = max(now_s - self._counted_since_s, 0.001), now_s
-        used, self._cpu_s = self._cpu_s, dict.fromkeys(self._tasks, 0.0)
+        used, self._cpu_s = self._cpu_s, {}
         return {
             bundle: BundleLoad(calls_per_second=used.get(bundle, 0.0) / CALL_S / elapsed_s)
             for bundle in self._tasks
