@@ -150,11 +150,21 @@ def public_object(name: str) -> Any:  # noqa: ANN401 - a class or a function
     return getattr(plugin if name in plugin.__all__ else equipoise, name)
 
 
+def is_hosted(name: str) -> bool:
+    """Return whether a public name stands for a service that comes with Equipoise."""
+    public = public_object(name)
+    return (
+        inspect.isclass(public)
+        and issubclass(public, equipoise.Service)
+        and public is not equipoise.Service
+    )
+
+
 def members(name: str) -> Iterator[Call]:
     """Yield the members of a public class that a program may use, in the order of the source, those
-    of its bases last.
+    of its bases last. Those that the worker calls are described once, for `Service`.
     """
-    seen = set()
+    seen = set(vars(equipoise.Service)) if is_hosted(name) else set[str]()
     for base in (
         base for base in public_object(name).__mro__ if base.__module__.startswith("equipoise.")
     ):
@@ -284,6 +294,7 @@ def python_page() -> str:
         ),
     ]
     public = {call.name: call for call in calls()}
+    hosted = "The worker calls its methods of [`Service`](#service)."
     for section, its_names in SECTIONS.items():
         parts.append(f"## {section}")
         for name in its_names:
@@ -292,6 +303,7 @@ def python_page() -> str:
                 parts.append(signature(public[name]))
             parts.append(linked(public[name].text, name, names))
             parts += service_parts() if name == "Service" else []
+            parts += [hosted] if is_hosted(name) else []
             for call in members(name) if inspect.isclass(public[name].called) else ():
                 parts += [
                     f"#### `{call.name}`",

@@ -42,7 +42,7 @@ def page() -> str:
         "## Who may do what",
         (
             "A role needs one of these: a right in the namespace of the request or its tenant, or a"
-            " right in the cluster, each of which has all before it: `read`, `operate`, `admin`,"
+            " right in the cluster, where each includes all before it: `read`, `operate`, `admin`,"
             " super role."
         ),
         table(("request", "at", "in the namespace", "in the cluster"), _who_may()),

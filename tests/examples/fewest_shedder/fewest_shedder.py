@@ -9,7 +9,7 @@ from equipoise.shedder.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewestShedder(Policy):
-    """Evens out the number of bundles, whatever they cost."""
+    """Even out the number of bundles, not their cost."""
 
     difference_max: int = setting("Difference of bundles that is allowed.", default=1)
 
