@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.security.identity import Identity
     from equipoise.brokers.sharded.keyed import Keyed, Store
     from equipoise.brokers.sharded.program import Equipoise
-    from equipoise.brokers.sharded.stores import SqliteStore
+    from equipoise.brokers.sharded.stores import PostgresStore, RedisStore, SqliteStore
     from equipoise.brokers.sharded.tasks import Shard, Tasks
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
@@ -46,6 +46,8 @@ __all__ = [
     "Messaging",
     "Ownership",
     "Peer",
+    "PostgresStore",
+    "RedisStore",
     "Response",
     "Service",
     "ServiceHost",
@@ -73,6 +75,8 @@ _MODULES: Final = {
     "Messaging": "shedder.bundle_load",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
+    "PostgresStore": "brokers.sharded.stores",
+    "RedisStore": "brokers.sharded.stores",
     "Response": "brokers.client.calls",
     "Service": "brokers.runtime.service",
     "ServiceHost": "brokers.runtime.service",

@@ -35,6 +35,8 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "Keyed",
         "Store",
         "SqliteStore",
+        "PostgresStore",
+        "RedisStore",
         "Tasks",
         "Shard",
     ),

@@ -24,6 +24,8 @@ from equipoise import (
     Messaging,
     Ownership,
     Peer,
+    PostgresStore,
+    RedisStore,
     Response,
     Service,
     ServiceHost,
@@ -167,7 +169,8 @@ def member(store: Store) -> FastAPI:
     return app
 
 
-assert_type(member(SqliteStore("carts.db")), FastAPI)
+for each in (SqliteStore("carts.db"), PostgresStore("postgresql://a"), RedisStore("redis://a")):
+    assert_type(member(each), FastAPI)
 
 
 def serve_in_threads() -> None:

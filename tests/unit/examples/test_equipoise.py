@@ -21,6 +21,8 @@ from equipoise import (
     Messaging,
     Ownership,
     Peer,
+    PostgresStore,
+    RedisStore,
     Response,
     Shard,
     SqliteStore,
@@ -120,6 +122,14 @@ def shown() -> dict[str, tuple[object, str]]:
         "Peer": (
             Peer(broker="a", addresses={"http": "http://a"}),
             "Peer(broker='a', addresses={'http': 'http://a'})",
+        ),
+        "PostgresStore": (
+            PostgresStore(f"postgresql://me:{PLANTED}@host/states"),
+            "<PostgresStore postgresql://host/states>",
+        ),
+        "RedisStore": (
+            RedisStore(f"redis://:{PLANTED}@host:6379/0"),
+            "<RedisStore redis://host:6379/0>",
         ),
         "Response": (
             Response(status_code=200, headers={"Cookie": PLANTED}, content=PLANTED.encode()),
