@@ -9,9 +9,13 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from equipoise.brokers.http.admin.brokers import Handovers
-from equipoise.brokers.http.admin.namespaces import NamespaceTopics
-from equipoise.brokers.http.admin.paths import paths_of_admin
+from equipoise.brokers.http.admin.absent import DEFAULTS, defaults
+from equipoise.brokers.http.admin.balancing import Balancing, Decisions
+from equipoise.brokers.http.admin.brokers import Brokers, Handovers
+from equipoise.brokers.http.admin.cluster_policies import Clusters, Policies
+from equipoise.brokers.http.admin.controls import Controls
+from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
+from equipoise.brokers.http.admin.tenants import Grants, Tenants
 from equipoise.brokers.http.answers import SERVER, typed
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.authentication import authenticated
@@ -54,7 +58,19 @@ def make_app(
             for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())
         ]
     )
-    routes = (*assignment.routes(), *paths_of_admin(worker, end, topics))
+    groups = (
+        assignment,
+        Clusters(worker),
+        Tenants(worker),
+        Namespaces(worker, topics),
+        Grants(worker),
+        Policies(worker),
+        Brokers(worker, end),
+        Balancing(worker),
+        Controls(worker),
+        Decisions(worker),
+    )
+    routes = [*(route for each in groups for route in each.routes()), *defaults(worker, DEFAULTS)]
     app.add_routes([typed(reading(worker, route)) for route in routes])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in
     # progress.

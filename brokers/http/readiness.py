@@ -33,12 +33,12 @@ def ready_view(worker: Worker) -> View:
     return worker.view
 
 
-def view_of_cluster(worker: Worker, request: web.Request) -> View:
+def view_for(worker: Worker, request: web.Request) -> View:
     """Return the view of a broker that is ready. Raises `NotFound` if the path names another
     cluster.
     """
-    view, cluster = ready_view(worker), request.match_info["cluster"]
-    if cluster != view.cluster:
+    view, cluster = ready_view(worker), request.match_info.get("cluster")
+    if cluster is not None and cluster != view.cluster:
         raise NotFound(
             f"there is no cluster {cluster!r} here; the name of this one is {view.cluster!r}"
         )

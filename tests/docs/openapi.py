@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from aiohttp import web
@@ -16,12 +16,11 @@ from pydantic import TypeAdapter
 from equipoise.brokers.http import answers
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers, Handovers
-from equipoise.brokers.http.admin.cluster_policies import Policies
-from equipoise.brokers.http.admin.clusters import Clusters
+from equipoise.brokers.http.admin.cluster_policies import Clusters, Policies
 from equipoise.brokers.http.admin.controls import Controls
-from equipoise.brokers.http.admin.grants import Grants
 from equipoise.brokers.http.admin.namespaces import Namespaces
-from equipoise.brokers.http.admin.tenants import Tenants
+from equipoise.brokers.http.admin.operating import Row
+from equipoise.brokers.http.admin.tenants import Grants, Tenants
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, texts_of
 from equipoise.brokers.http.health import Health
@@ -162,13 +161,8 @@ def _plain(path: str) -> str:
 
 def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
     """Return the operation of one route."""
-    handler = getattr(group, route.handler.__name__)
-    summary, _, description = str(inspect.getdoc(handler)).partition("\n\n")
-    used = [
-        (value, text)
-        for value, text in _used(group, handler)
-        if callable(value) or isinstance(value, TypeAdapter)
-    ]
+    name, text, used = _described(group, route)
+    summary, _, description = text.partition("\n\n")
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         | ({"description": _PATH_PARTS[name]} if name in _PATH_PARTS else {})
@@ -190,7 +184,7 @@ def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
     body = next((value for value, _ in used if isinstance(value, TypeAdapter)), None)
     operation: Json = {
         "tags": [tag],
-        "operationId": f"{group.__name__}.{handler.__name__}",
+        "operationId": f"{group.__name__}.{name}",
         "summary": " ".join(summary.split()),
     }
     operation |= {"description": " ".join(description.split())} if description else {}
@@ -206,6 +200,24 @@ def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
             | {"default": {"$ref": "#/components/responses/Problem"}}
         )
     }
+
+
+def _described(
+    group: type, route: web.RouteDef
+) -> tuple[str, str, Sequence[tuple[Any, str | None]]]:
+    """Return the name of an operation, what it does, and the values that it uses as `_used` does.
+    A row says so itself.
+    """
+    row = route.handler.args[0] if isinstance(route.handler, partial) else None
+    if isinstance(row, Row):
+        return row.name, row.text, [(value, None) for value in (*row.answers, row.body) if value]
+    handler = getattr(group, route.handler.__name__)
+    used = [
+        (value, text)
+        for value, text in _used(group, handler)
+        if callable(value) or isinstance(value, TypeAdapter)
+    ]
+    return handler.__name__, str(inspect.getdoc(handler)), used
 
 
 def _body(adapter: TypeAdapter[Any]) -> Json:

@@ -17,7 +17,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.http.answers import done, json_answer, not_supported, problem_answer, typed
 from equipoise.brokers.http.bodies import namespace_of
-from equipoise.brokers.http.readiness import ready_view, view_of_cluster
+from equipoise.brokers.http.readiness import view_for
 from equipoise.brokers.runtime.worker import Worker
 
 _SHOWN_MAX: Final = 256
@@ -127,10 +127,9 @@ async def _default(worker: Worker, answer: object, request: web.Request) -> web.
     """Return the default to a GET. 404 if the namespace or the cluster of the path does not
     exist.
     """
-    if "cluster" in request.match_info:
-        view_of_cluster(worker, request)
-    elif "namespace" in request.match_info:
-        namespace_named(ready_view(worker), namespace_of(request))
+    view = view_for(worker, request)
+    if "namespace" in request.match_info:
+        namespace_named(view, namespace_of(request))
     if request.method not in {"GET", "HEAD"}:
         return _refused(request, _reason(request) or _NOTHING_STORED, allow="GET")
     return done() if answer is None else json_answer(answer)

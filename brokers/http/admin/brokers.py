@@ -15,7 +15,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.controls import maintenances_in
 from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
-from equipoise.brokers.http.admin.operating import Admin
+from equipoise.brokers.http.admin.operating import Admin, fact, order
 from equipoise.brokers.http.answers import done, json_answer, not_supported, text_answer
 from equipoise.brokers.http.bodies import (
     OPENED_BODY,
@@ -25,13 +25,12 @@ from equipoise.brokers.http.bodies import (
     required_body_of,
 )
 from equipoise.brokers.http.entries import broker_document, bundle_document
-from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
@@ -47,11 +46,92 @@ _TLS_ADDRESSES: Final = {"webServiceUrlTls": "https", "pulsarServiceUrlTls": "pu
 
 _BYTES: Final = "application/octet-stream"
 
+_STORES: Final = ("metadataStoreUrl", "configurationMetadataStoreUrl")
+_NO_STORES: Final = dict.fromkeys(
+    ("ledgersRootPath", "bookkeeperMetadataServiceUri", "stateStorageServiceUrl")
+)
+
 _CLOSING: Final = frozenset({"handing_over", "unloading"})
 
 
 class Brokers(Admin):
     """The paths about brokers of one worker."""
+
+    rows = (
+        fact(
+            "active",
+            "/admin/v2/brokers",
+            "List the ids of all live brokers, sorted. Draining brokers are alive.",
+            lambda call: _active(call.view),
+        ),
+        fact(
+            "active_of_cluster",
+            "/admin/v2/brokers/{cluster}",
+            "List the ids of all live brokers of this cluster; 404 for another cluster.",
+            lambda call: _active(call.view),
+        ),
+        fact(
+            "leader",
+            "/admin/v2/brokers/leaderBroker",
+            "Return the leader: the oldest live broker that does not drain.",
+            lambda call: _leader(call.view),
+        ),
+        fact(
+            "load_report",
+            "/admin/v2/broker-stats/load-report",
+            "Return what this broker serves, what each bundle costs it now, and how much of its"
+            " resources the broker uses.\n\nNames and units are those of Pulsar's LocalBrokerData:"
+            " CPU in percent of a core, memory in MiB, network in Kbit/s.",
+            lambda call: _load_report(call.worker, call.view),
+        ),
+        fact(
+            "version",
+            "/admin/v2/brokers/version",
+            "Return the version of this broker, as text.",
+            lambda call: text_answer(call.worker.profile.version),
+            text_answer,
+        ),
+        fact(
+            "internal_configuration",
+            "/admin/v2/brokers/internal-configuration",
+            "Return where the state of the cluster is, as Pulsar's `InternalConfigurationData`: on"
+            " the log, and nowhere else.",
+            lambda call: {**dict.fromkeys(_STORES, call.worker.log_name), **_NO_STORES},
+        ),
+        fact(
+            "owned",
+            "/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces",
+            "Return the bundles that a live broker serves, each as Pulsar's"
+            " `NamespaceOwnershipStatus`.",
+            lambda call: _owned(call.view, call.named("broker")),
+        ),
+        order(
+            "drain",
+            "POST /admin/v2/brokers/drain",
+            "Drain this broker: it takes no new bundles and moves all bundles away. Answered once"
+            " the channel shows that it drains.",
+            lambda call: drain(call.port, call.worker.broker_id, wait=False),
+        ),
+        order(
+            "undrain",
+            "POST /admin/v2/brokers/undrain",
+            "End the drain of this broker: once all bundles are away, it joins again and takes"
+            " bundles. Answered at once.",
+            lambda call: undrain(call.port, call.worker.broker_id, wait=False),
+        ),
+        fact(
+            "entries",
+            "/v1/brokers",
+            "Return all that the view holds of every broker, dead or alive, by id.",
+            lambda call: _entries(call.worker, call.view),
+        ),
+        fact(
+            "bundle",
+            "/v1/bundle/{tenant}/{namespace}/{bundle}",
+            "Return all that the view holds of one bundle.",
+            lambda call: bundle_document(call.view, bundle_named(call.view, call.bundle)),
+        ),
+    )
 
     def __init__(self, worker: Worker, end: Callable[[], None] | None = None) -> None:
         """`end` ends the process of the broker as SIGTERM does; None if the process belongs to
@@ -62,94 +142,7 @@ class Brokers(Admin):
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
-        return (
-            web.get("/admin/v2/brokers", self.active),
-            web.get("/admin/v2/brokers/{cluster}", self.active_of_cluster),
-            web.get("/admin/v2/brokers/leaderBroker", self.leader),
-            web.get("/admin/v2/broker-stats/load-report", self.load_report),
-            web.get("/admin/v2/brokers/version", self.version),
-            web.get("/admin/v2/brokers/internal-configuration", self.internal_configuration),
-            web.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", self.owned),
-            web.post("/admin/v2/brokers/drain", self.drain),
-            web.post("/admin/v2/brokers/undrain", self.undrain),
-            web.post("/admin/v2/brokers/shutdown", self.shutdown),
-            web.get("/v1/brokers", self.entries),
-            web.get("/v1/bundle/{tenant}/{namespace}/{bundle}", self.bundle),
-        )
-
-    async def active(self, _request: web.Request) -> web.Response:
-        """List the ids of all live brokers, sorted. Draining brokers are alive."""
-        return json_answer(_active(ready_view(self._worker)))
-
-    async def active_of_cluster(self, request: web.Request) -> web.Response:
-        """List the ids of all live brokers of this cluster; 404 for another cluster."""
-        return json_answer(_active(view_of_cluster(self._worker, request)))
-
-    async def leader(self, _request: web.Request) -> web.Response:
-        """Return the leader: the oldest live broker that does not drain."""
-        leader = ready_view(self._worker).leader()
-        assert leader is not None, "a broker that is ready is alive itself"
-        return json_answer(
-            {"brokerId": leader.broker, "serviceUrl": http_address(leader.joined.addresses) or ""}
-        )
-
-    async def load_report(self, _request: web.Request) -> web.Response:
-        """Return what this broker serves, what each bundle costs it now, and how much of its
-        resources the broker uses.
-
-        Names and units are those of Pulsar's LocalBrokerData: CPU in percent of a core, memory in
-        MiB, network in Kbit/s.
-        """
-        worker, view = self._worker, ready_view(self._worker)
-        loads, resources = worker.loads.latest().loads, worker.loads.resources
-        entry, bundles = worker.agent.entry, list(worker.open_bundles)
-        addresses = {} if entry is None else entry.joined.addresses
-        return json_answer(
-            {
-                "brokerId": worker.broker_id,
-                "webServiceUrl": addresses.get("http", ""),
-                "pulsarServiceUrl": addresses.get("pulsar", ""),
-                **{
-                    field: addresses[name]
-                    for field, name in _TLS_ADDRESSES.items()
-                    if name in addresses
-                },
-                "brokerVersionString": "" if entry is None else entry.joined.version,
-                "capacity": worker.config.capacity,
-                "offset": view.offset,
-                "numBundles": len(bundles),
-                "bundles": bundles,
-                "lastStats": {
-                    name: _load_document(loads.get(name, BundleLoad())) for name in bundles
-                },
-                "persistentTopicsEnabled": False,
-                "nonPersistentTopicsEnabled": pulsar_address(addresses) is not None,
-                "cpu": _use_document(resources.cpu),
-                "memory": _use_document(resources.memory),
-                "directMemory": _use_document(resources.direct_memory),
-                "bandwidthIn": _use_document(resources.bandwidth_in),
-                "bandwidthOut": _use_document(resources.bandwidth_out),
-            }
-            | _total_document(
-                [
-                    messaging
-                    for name in bundles
-                    if name in loads and (messaging := loads[name].messaging) is not None
-                ]
-            )
-        )
-
-    async def drain(self, request: web.Request) -> web.Response:
-        """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the
-        channel shows that it drains.
-        """
-        return await self._done(drain(self._port(request), self._worker.broker_id, wait=False))
-
-    async def undrain(self, request: web.Request) -> web.Response:
-        """End the drain of this broker: once all bundles are away, it joins again and takes
-        bundles. Answered at once.
-        """
-        return await self._done(undrain(self._port(request), self._worker.broker_id, wait=False))
+        return (*super().routes(), web.post("/admin/v2/brokers/shutdown", self.shutdown))
 
     async def shutdown(self, request: web.Request) -> web.Response:
         """End the process of this broker as SIGTERM does: it drains first. Answered before. 405
@@ -163,63 +156,6 @@ class Brokers(Admin):
             return not_supported(request, why)
         self._end()
         return done()
-
-    async def version(self, _request: web.Request) -> web.Response:
-        """Return the version of this broker, as text."""
-        return text_answer(self._worker.profile.version)
-
-    async def internal_configuration(self, _request: web.Request) -> web.Response:
-        """Return where the state of the cluster is, as Pulsar's `InternalConfigurationData`: on the
-        log, and nowhere else.
-        """
-        log, absent = (
-            self._worker.log_name,
-            ("ledgersRootPath", "bookkeeperMetadataServiceUri", "stateStorageServiceUrl"),
-        )
-        return json_answer(
-            {"metadataStoreUrl": log, "configurationMetadataStoreUrl": log, **dict.fromkeys(absent)}
-        )
-
-    async def owned(self, request: web.Request) -> web.Response:
-        """Return the bundles that a live broker serves, each as Pulsar's
-        `NamespaceOwnershipStatus`.
-        """
-        view, name = view_of_cluster(self._worker, request), request.match_info["broker"]
-        broker = view.brokers.get(name)
-        if broker is None or not broker.live:
-            raise NotFound(f"no broker {name!r} is alive; see which are: equipoise brokers list")
-        policies, incarnation = read_policies(view), broker.incarnation
-        served = sorted(
-            (bundle for bundle in view.held_by(incarnation) if bundle.server == incarnation),
-            key=lambda bundle: bundle.name,
-        )
-        return json_answer({bundle.name: _ownership(policies, bundle, name) for bundle in served})
-
-    async def entries(self, _request: web.Request) -> web.Response:
-        """Return all that the view holds of every broker, dead or alive, by id."""
-        view, worker = ready_view(self._worker), self._worker
-        now, is_readable = worker.clock.now(), worker.log_is_available
-
-        def is_suspect(broker: BrokerEntry) -> bool:
-            return broker.live and worker.agent.is_suspect(broker, now, log_is_readable=is_readable)
-
-        brokers, maintenances = (
-            [view.brokers[name] for name in sorted(view.brokers)],
-            maintenances_in(view),
-        )
-        return json_answer(
-            [
-                broker_document(
-                    view, each, suspect=is_suspect(each), maintenance=maintenances.get(each.broker)
-                )
-                for each in brokers
-            ]
-        )
-
-    async def bundle(self, request: web.Request) -> web.Response:
-        """Return all that the view holds of one bundle."""
-        view = ready_view(self._worker)
-        return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
 
 
 class Handovers:
@@ -284,6 +220,70 @@ class Handovers:
 
 def _active(view: View) -> list[str]:
     return sorted(broker.broker for broker in view.live_brokers())
+
+
+def _leader(view: View) -> dict[str, str]:
+    leader = view.leader()
+    assert leader is not None, "a broker that is ready is alive itself"
+    return {"brokerId": leader.broker, "serviceUrl": http_address(leader.joined.addresses) or ""}
+
+
+def _load_report(worker: Worker, view: View) -> dict[str, object]:
+    loads, resources = worker.loads.latest().loads, worker.loads.resources
+    entry, bundles = worker.agent.entry, list(worker.open_bundles)
+    addresses = {} if entry is None else entry.joined.addresses
+    return {
+        "brokerId": worker.broker_id,
+        "webServiceUrl": addresses.get("http", ""),
+        "pulsarServiceUrl": addresses.get("pulsar", ""),
+        **{field: addresses[name] for field, name in _TLS_ADDRESSES.items() if name in addresses},
+        "brokerVersionString": "" if entry is None else entry.joined.version,
+        "capacity": worker.config.capacity,
+        "offset": view.offset,
+        "numBundles": len(bundles),
+        "bundles": bundles,
+        "lastStats": {name: _load_document(loads.get(name, BundleLoad())) for name in bundles},
+        "persistentTopicsEnabled": False,
+        "nonPersistentTopicsEnabled": pulsar_address(addresses) is not None,
+        "cpu": _use_document(resources.cpu),
+        "memory": _use_document(resources.memory),
+        "directMemory": _use_document(resources.direct_memory),
+        "bandwidthIn": _use_document(resources.bandwidth_in),
+        "bandwidthOut": _use_document(resources.bandwidth_out),
+        **_total_document(
+            [
+                messaging
+                for name in bundles
+                if name in loads and (messaging := loads[name].messaging) is not None
+            ]
+        ),
+    }
+
+
+def _owned(view: View, name: str) -> dict[str, object]:
+    broker = view.brokers.get(name)
+    if broker is None or not broker.live:
+        raise NotFound(f"no broker {name!r} is alive; see which are: equipoise brokers list")
+    policies, incarnation = read_policies(view), broker.incarnation
+    served = sorted(
+        (bundle for bundle in view.held_by(incarnation) if bundle.server == incarnation),
+        key=lambda bundle: bundle.name,
+    )
+    return {bundle.name: _ownership(policies, bundle, name) for bundle in served}
+
+
+def _entries(worker: Worker, view: View) -> list[dict[str, object]]:
+    now, is_readable = worker.clock.now(), worker.log_is_available
+    brokers, maintenances = view.brokers, maintenances_in(view)
+    return [
+        broker_document(
+            view,
+            each,
+            suspect=each.live and worker.agent.is_suspect(each, now, log_is_readable=is_readable),
+            maintenance=maintenances.get(each.broker),
+        )
+        for each in (brokers[name] for name in sorted(brokers))
+    ]
 
 
 def _use_document(use: Use) -> dict[str, float]:

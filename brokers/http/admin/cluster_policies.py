@@ -1,147 +1,64 @@
-"""Serve cluster policies: Pulsar's isolation policies, and pins, which are ours.
+"""Serve the cluster and its policies: Pulsar's clusters, failure domains and isolation policies,
+and pins, which are ours.
 
-`brokers.balancing.policies` defines the policies; `brokers.balancing.policy_changes` decides which
-are refused.
+The only cluster is the one of this log: it begins with its first broker, and its addresses are
+those of its brokers. `brokers.balancing.policies` defines the policies;
+`brokers.balancing.policy_changes` decides which are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
-
-from aiohttp import web
+from urllib.parse import urlsplit
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import (
+    FAILURE_DOMAIN,
     ISOLATION,
     MIN_LIMIT_DEFAULT,
     PIN,
     USAGE_THRESHOLD_DEFAULT,
     ClusterPolicies,
+    failure_domain_document,
     is_named,
     items_of,
     read_policies,
 )
-from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import json_answer
-from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
-from equipoise.brokers.http.readiness import ready_view, view_of_cluster
+from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
+from equipoise.brokers.http.bodies import FAILURE_DOMAIN_BODY, ISOLATION_BODY, PIN_BODY
 from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 
-_ISOLATIONS: Final = "/admin/v2/clusters/{cluster}/namespaceIsolationPolicies"
+_CLUSTERS: Final = "/admin/v2/clusters"
+_CLUSTER: Final = f"{_CLUSTERS}/{{cluster}}"
+_DOMAINS: Final = f"{_CLUSTER}/failureDomains"
+_ISOLATIONS: Final = f"{_CLUSTER}/namespaceIsolationPolicies"
 _PINS: Final = "/admin/v2/policies/pin"
 
-
-class Policies(Admin):
-    """The paths of cluster policies of one worker."""
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes."""
-        return (
-            web.get(_ISOLATIONS, self.isolations),
-            web.get(f"{_ISOLATIONS}/brokers", self.isolated_brokers),
-            web.get(f"{_ISOLATIONS}/brokers/{{broker}}", self.isolated_broker),
-            web.get(f"{_ISOLATIONS}/{{name}}", self.isolation),
-            web.post(f"{_ISOLATIONS}/{{name}}", self.set_isolation),
-            web.delete(f"{_ISOLATIONS}/{{name}}", self.delete_isolation),
-            web.get(_PINS, self.pins),
-            web.get(f"{_PINS}/{{name}}", self.pin),
-            web.post(f"{_PINS}/{{name}}", self.set_pin),
-            web.delete(f"{_PINS}/{{name}}", self.delete_pin),
-        )
-
-    async def isolations(self, request: web.Request) -> web.Response:
-        """Return all isolation policies by name."""
-        view = view_of_cluster(self._worker, request)
-        return json_answer(
-            {name: _isolation(document) for name, document in documents_of(view, ISOLATION).items()}
-        )
-
-    async def isolation(self, request: web.Request) -> web.Response:
-        """Return one isolation policy."""
-        return json_answer(
-            _isolation(
-                policy_named(
-                    view_of_cluster(self._worker, request), key_of(request, ISOLATION)
-                ).document
-            )
-        )
-
-    async def set_isolation(self, request: web.Request) -> web.Response:
-        """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
-        view_of_cluster(self._worker, request)
-        body = await required_body_of(
-            request,
-            ISOLATION_BODY,
-            "an object with namespaces and primary, lists of regular expressions",
-        )
-        return await self._done(
-            set_cluster_policy(self._port(request), key_of(request, ISOLATION), body.document)
-        )
-
-    async def delete_isolation(self, request: web.Request) -> web.Response:
-        """Delete one isolation policy."""
-        view_of_cluster(self._worker, request)
-        return await self._done(
-            delete_cluster_policy(self._port(request), key_of(request, ISOLATION))
-        )
-
-    async def isolated_brokers(self, request: web.Request) -> web.Response:
-        """Return the isolation policy of each live broker, sorted by broker, as Pulsar's
-        `BrokerNamespaceIsolationData`.
-        """
-        view = view_of_cluster(self._worker, request)
-        policies, brokers = (
-            read_policies(view),
-            sorted(broker.broker for broker in view.live_brokers()),
-        )
-        return json_answer([_isolation_of(view, policies, broker) for broker in brokers])
-
-    async def isolated_broker(self, request: web.Request) -> web.Response:
-        """Return the isolation policy of a broker, which need not have joined."""
-        view = view_of_cluster(self._worker, request)
-        return json_answer(_isolation_of(view, read_policies(view), request.match_info["broker"]))
-
-    async def pins(self, _request: web.Request) -> web.Response:
-        """Return all pins by name."""
-        return json_answer(
-            {
-                name: _pin(document)
-                for name, document in documents_of(ready_view(self._worker), PIN).items()
-            }
-        )
-
-    async def pin(self, request: web.Request) -> web.Response:
-        """Return one pin."""
-        return json_answer(
-            _pin(policy_named(ready_view(self._worker), key_of(request, PIN)).document)
-        )
-
-    async def set_pin(self, request: web.Request) -> web.Response:
-        """Set one pin. The leader moves bundles that violate it, some at a time."""
-        ready_view(self._worker)
-        body = await required_body_of(
-            request, PIN_BODY, "an object with namespace and brokers, a list of ids"
-        )
-        return await self._done(
-            set_cluster_policy(self._port(request), key_of(request, PIN), body.document)
-        )
-
-    async def delete_pin(self, request: web.Request) -> web.Response:
-        """Delete one pin."""
-        return await self._done(delete_cluster_policy(self._port(request), key_of(request, PIN)))
+# The fields of Pulsar's `ClusterData`, by the protocols that brokers advertise. Those of TLS are
+# left out without TLS.
+_ADDRESSES: Final = {
+    "serviceUrl": "http",
+    "serviceUrlTls": "https",
+    "brokerServiceUrl": "pulsar",
+    "brokerServiceUrlTls": "pulsar+ssl",
+}
+_ALWAYS: Final = frozenset({"serviceUrl", "brokerServiceUrl"})
 
 
-def key_of(request: web.Request, kind: str) -> str:
-    """Return the key of the policy that a path names."""
-    return f"{kind}/{request.match_info['name']}"
+def _key(call: Call, kind: str) -> str:
+    return f"{kind}/{call.named('name')}"
 
 
-def documents_of(view: View, kind: str) -> dict[str, Document]:
+def _document(call: Call, kind: str) -> Document:
+    return policy_named(call.view, _key(call, kind)).document
+
+
+def _documents(call: Call, kind: str) -> dict[str, Document]:
     """Return the documents of one kind by name, without the prefix of the kind."""
-    prefix = f"{kind}/"
+    view, prefix = call.view, f"{kind}/"
     return {
         key.removeprefix(prefix): view.policies[key].document
         for key in sorted(view.policies)
@@ -186,9 +103,172 @@ def _isolation_of(view: View, policies: ClusterPolicies, broker: str) -> dict[st
     }
 
 
+def _isolated_brokers(call: Call) -> list[dict[str, object]]:
+    view = call.view
+    policies = read_policies(view)
+    return [
+        _isolation_of(view, policies, broker)
+        for broker in sorted(broker.broker for broker in view.live_brokers())
+    ]
+
+
 def _pin(document: Document) -> dict[str, object]:
     return {
         "namespace": document.get("namespace"),
         "range": document.get("range"),
         "brokers": items_of(document, "brokers"),
     }
+
+
+def _domain(document: Document) -> dict[str, object]:
+    """Return a failure domain as Pulsar's `FailureDomain`."""
+    return {"brokers": items_of(document, "brokers")}
+
+
+def _url_of(addresses: Iterable[str]) -> str:
+    """Return one URL with the hosts of all addresses, as Pulsar's clients read it. Only addresses
+    of the first one's scheme count.
+    """
+    parts = [urlsplit(address) for address in sorted(set(addresses)) if address]
+    if not parts:
+        return ""
+    scheme = parts[0].scheme
+    return f"{scheme}://{','.join(part.netloc for part in parts if part.scheme == scheme)}"
+
+
+def _addresses(call: Call) -> dict[str, str]:
+    addresses = [
+        broker.joined.addresses for broker in call.view.live_brokers() if broker.status == "up"
+    ]
+    urls = {
+        field: _url_of(each.get(name, "") for each in addresses)
+        for field, name in _ADDRESSES.items()
+    }
+    return {field: url for field, url in urls.items() if url or field in _ALWAYS}
+
+
+class Clusters(Admin):
+    """The paths of clusters and failure domains of one worker."""
+
+    rows = (
+        fact(
+            "clusters",
+            _CLUSTERS,
+            "List the clusters: this one.",
+            lambda call: [call.view.cluster],
+        ),
+        fact(
+            "cluster",
+            _CLUSTER,
+            "Return the addresses of the cluster: those of its live brokers that do not drain, as"
+            " a URL with several hosts.",
+            _addresses,
+        ),
+        fact(
+            "domains",
+            _DOMAINS,
+            "Return all failure domains by name.",
+            lambda call: {
+                name: _domain(each) for name, each in _documents(call, FAILURE_DOMAIN).items()
+            },
+        ),
+        fact(
+            "domain",
+            f"{_DOMAINS}/{{name}}",
+            "Return one failure domain.",
+            lambda call: _domain(_document(call, FAILURE_DOMAIN)),
+        ),
+        order_with(
+            (FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids"),
+            "set_domain",
+            f"POST {_DOMAINS}/{{name}}",
+            "Set the brokers of one failure domain; 409 if one of them is in another one. It"
+            " applies as bundles are placed.",
+            lambda call, body: set_cluster_policy(
+                call.port,
+                _key(call, FAILURE_DOMAIN),
+                failure_domain_document(body.brokers or ()),
+            ),
+        ),
+        order(
+            "delete_domain",
+            f"DELETE {_DOMAINS}/{{name}}",
+            "Delete one failure domain. Its brokers are then in the domains that they declare.",
+            lambda call: delete_cluster_policy(call.port, _key(call, FAILURE_DOMAIN)),
+        ),
+    )
+
+
+class Policies(Admin):
+    """The paths of cluster policies of one worker."""
+
+    rows = (
+        fact(
+            "isolations",
+            _ISOLATIONS,
+            "Return all isolation policies by name.",
+            lambda call: {
+                name: _isolation(each) for name, each in _documents(call, ISOLATION).items()
+            },
+        ),
+        fact(
+            "isolated_brokers",
+            f"{_ISOLATIONS}/brokers",
+            "Return the isolation policy of each live broker, sorted by broker, as Pulsar's"
+            " `BrokerNamespaceIsolationData`.",
+            _isolated_brokers,
+        ),
+        fact(
+            "isolated_broker",
+            f"{_ISOLATIONS}/brokers/{{broker}}",
+            "Return the isolation policy of a broker, which need not have joined.",
+            lambda call: _isolation_of(call.view, read_policies(call.view), call.named("broker")),
+        ),
+        fact(
+            "isolation",
+            f"{_ISOLATIONS}/{{name}}",
+            "Return one isolation policy.",
+            lambda call: _isolation(_document(call, ISOLATION)),
+        ),
+        order_with(
+            (
+                ISOLATION_BODY,
+                "an object with namespaces and primary, lists of regular expressions",
+            ),
+            "set_isolation",
+            f"POST {_ISOLATIONS}/{{name}}",
+            "Set one isolation policy. The leader moves bundles that violate it, some at a time.",
+            lambda call, body: set_cluster_policy(call.port, _key(call, ISOLATION), body.document),
+        ),
+        order(
+            "delete_isolation",
+            f"DELETE {_ISOLATIONS}/{{name}}",
+            "Delete one isolation policy.",
+            lambda call: delete_cluster_policy(call.port, _key(call, ISOLATION)),
+        ),
+        fact(
+            "pins",
+            _PINS,
+            "Return all pins by name.",
+            lambda call: {name: _pin(each) for name, each in _documents(call, PIN).items()},
+        ),
+        fact(
+            "pin",
+            f"{_PINS}/{{name}}",
+            "Return one pin.",
+            lambda call: _pin(_document(call, PIN)),
+        ),
+        order_with(
+            (PIN_BODY, "an object with namespace and brokers, a list of ids"),
+            "set_pin",
+            f"POST {_PINS}/{{name}}",
+            "Set one pin. The leader moves bundles that violate it, some at a time.",
+            lambda call, body: set_cluster_policy(call.port, _key(call, PIN), body.document),
+        ),
+        order(
+            "delete_pin",
+            f"DELETE {_PINS}/{{name}}",
+            "Delete one pin.",
+            lambda call: delete_cluster_policy(call.port, _key(call, PIN)),
+        ),
+    )

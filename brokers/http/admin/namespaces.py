@@ -33,8 +33,8 @@ from equipoise.brokers.balancing.splitting.split_points import (
 )
 from equipoise.brokers.balancing.topic_policies import pulsar_document
 from equipoise.brokers.errors import Cancelled, InvalidRequest
-from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, error_answer, json_answer, text_answer
+from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
+from equipoise.brokers.http.answers import done, error_answer, text_answer
 from equipoise.brokers.http.bodies import (
     CLUSTERS_BODY,
     GROUP_BODY,
@@ -50,10 +50,11 @@ from equipoise.brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
-from equipoise.brokers.http.readiness import ready_view, view_of_cluster
+from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.checks import check_unused
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
@@ -88,8 +89,148 @@ class NamespaceTopics(Protocol):
         """
 
 
+def _policies(view: View, namespace: NamespaceEntry) -> dict[str, object]:
+    policies = namespace.policies
+    group, permissions = policies.get(ANTI_AFFINITY_GROUP), permissions_in(policies)
+    return {
+        "bundles": _boundaries(view, namespace.name),
+        "replication_clusters": [view.cluster],
+        "deleted": namespace.status == "deleting",
+        ON_CHANNEL_LOSS: on_channel_loss(policies),
+        **pulsar_document(policies, str(view.cluster)),
+        **({"auth_policies": {"namespace_auth": permissions}} if permissions else {}),
+        **({} if group is None else {"antiAffinityGroup": group}),
+    }
+
+
+def _boundaries(view: View, namespace: str) -> dict[str, object]:
+    """Return the bundles of a namespace as Pulsar's `BundlesData`."""
+    bundles = view.bundles_of(namespace)
+    return {
+        "boundaries": [
+            f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)
+        ],
+        "numBundles": len(bundles),
+    }
+
+
+def _if_there(call: Call, answer: object) -> object:
+    """Return an answer about a namespace that exists."""
+    namespace_named(call.view, call.namespace)
+    return answer
+
+
+def _anti_affinity(call: Call) -> web.Response:
+    group = call.entry.policies.get(ANTI_AFFINITY_GROUP)
+    return done() if group is None else text_answer(str(group))
+
+
+def _in_group(view: View, group: str) -> list[str]:
+    return sorted(
+        each.name
+        for each in view.namespaces.values()
+        if anti_affinity_group(each.policies) == group
+    )
+
+
 class Namespaces(Admin):
     """The paths of namespaces and bundles of one worker."""
+
+    rows = (
+        fact(
+            "list_namespaces",
+            "/admin/v2/namespaces/{tenant}",
+            "List the namespaces of a tenant by full name, sorted; 404 for an unknown tenant.",
+            lambda call: namespaces_of(
+                call.view, tenant_named(call.view, check_tenant(call.named("tenant"))).name
+            ),
+        ),
+        fact(
+            "policies",
+            NAMESPACE_PATH,
+            "Return the policies of a namespace in Pulsar's form.",
+            lambda call: _policies(call.view, call.entry),
+        ),
+        fact(
+            "bundles",
+            f"{NAMESPACE_PATH}/bundles",
+            "Return the boundaries of the bundles of a namespace.",
+            lambda call: _boundaries(call.view, call.entry.name),
+        ),
+        fact(
+            "on_channel_loss",
+            f"{NAMESPACE_PATH}/onChannelLoss",
+            "Return what the owners of a namespace do while they have lost the channel: `fence` or"
+            " `serve`.",
+            lambda call: on_channel_loss(call.entry.policies),
+        ),
+        order_with(
+            (ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}"),
+            "set_on_channel_loss",
+            f"POST {NAMESPACE_PATH}/onChannelLoss",
+            "Set `fence` or `serve`. It applies to open bundles as soon as their owner has read"
+            " it.",
+            lambda call, choice: verbs.set_namespace_policy(
+                call.port, call.namespace, ON_CHANNEL_LOSS, choice.value
+            ),
+        ),
+        order(
+            "cancel_moves",
+            f"DELETE {NAMESPACE_PATH}/unload",
+            "Cancel all moves of a namespace that are not complete.",
+            lambda call: moves.cancel_all(call.port, call.namespace),
+        ),
+        fact(
+            "anti_affinity",
+            f"{NAMESPACE_PATH}/antiAffinity",
+            "Return the anti-affinity group of a namespace as text; 204 if it is in none.",
+            _anti_affinity,
+            text_answer,
+            done,
+        ),
+        order(
+            "delete_anti_affinity",
+            f"DELETE {NAMESPACE_PATH}/antiAffinity",
+            "Remove a namespace from its anti-affinity group.",
+            lambda call: verbs.set_namespace_policy(
+                call.port, call.namespace, ANTI_AFFINITY_GROUP, None
+            ),
+        ),
+        *(
+            fact(
+                "of_anti_affinity_group",
+                f"{path}/{{cluster}}/antiAffinity/{{group}}",
+                "List the namespaces of an anti-affinity group.",
+                lambda call: _in_group(call.view, call.named("group").lower()),
+            )
+            for path in ("/admin/namespaces", "/admin/v2/namespaces")
+        ),
+        fact(
+            "clusters",
+            f"{NAMESPACE_PATH}/replication",
+            "Return the clusters of a namespace: this one.",
+            lambda call: _if_there(call, [call.view.cluster]),
+        ),
+        fact(
+            "allowed_clusters",
+            f"{NAMESPACE_PATH}/allowedClusters",
+            "Return the clusters that a namespace is restricted to: none, because there is one"
+            " cluster.",
+            lambda call: _if_there(call, []),
+        ),
+        order(
+            "cancel",
+            f"DELETE {_BUNDLE}/unload",
+            "Cancel a transfer or a split that is not complete.",
+            lambda call: moves.cancel(call.port, call.bundle),
+        ),
+        order(
+            "merge",
+            f"PUT {_BUNDLE}/merge",
+            "Merge a bundle with its right neighbour, which must have the same owner.",
+            lambda call: moves.merge(call.port, call.bundle),
+        ),
+    )
 
     def __init__(self, worker: Worker, topics: NamespaceTopics | None = None) -> None:
         """`topics` answers for topics, if this broker serves any."""
@@ -99,85 +240,18 @@ class Namespaces(Admin):
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
         return (
-            web.get("/admin/v2/namespaces/{tenant}", self.list_namespaces),
-            web.get(NAMESPACE_PATH, self.policies),
+            *super().routes(),
             web.put(NAMESPACE_PATH, self.create),
             web.delete(NAMESPACE_PATH, self.delete),
-            web.get(f"{NAMESPACE_PATH}/bundles", self.bundles),
             web.put(f"{NAMESPACE_PATH}/unload", self.unload_all),
-            web.get(f"{NAMESPACE_PATH}/onChannelLoss", self.on_channel_loss),
-            web.post(f"{NAMESPACE_PATH}/onChannelLoss", self.set_on_channel_loss),
-            web.delete(f"{NAMESPACE_PATH}/unload", self.cancel_moves),
-            web.get(f"{NAMESPACE_PATH}/antiAffinity", self.anti_affinity),
             web.post(f"{NAMESPACE_PATH}/antiAffinity", self.set_anti_affinity),
-            web.delete(f"{NAMESPACE_PATH}/antiAffinity", self.delete_anti_affinity),
-            web.get(
-                "/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group
-            ),
-            web.get(
-                "/admin/v2/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group
-            ),
-            web.get(f"{NAMESPACE_PATH}/replication", self.clusters),
             web.post(f"{NAMESPACE_PATH}/replication", self.set_clusters),
-            web.get(f"{NAMESPACE_PATH}/allowedClusters", self.allowed_clusters),
             web.post(f"{NAMESPACE_PATH}/allowedClusters", self.set_clusters),
             web.put(f"{_BUNDLE}/unload", self.unload),
-            web.delete(f"{_BUNDLE}/unload", self.cancel),
             web.put(f"{_BUNDLE}/split", self.split),
-            web.put(f"{_BUNDLE}/merge", self.merge),
         )
 
     # --- namespaces ---
-
-    async def list_namespaces(self, request: web.Request) -> web.Response:
-        """List the namespaces of a tenant by full name, sorted; 404 for an unknown tenant."""
-        view, tenant = ready_view(self._worker), check_tenant(request.match_info["tenant"])
-        return json_answer(namespaces_of(view, tenant_named(view, tenant).name))
-
-    async def policies(self, request: web.Request) -> web.Response:
-        """Return the policies of a namespace in Pulsar's form."""
-        view = ready_view(self._worker)
-        namespace = namespace_named(view, namespace_of(request))
-        bundles = _boundaries(view, namespace.name)
-        document = {
-            "bundles": bundles,
-            "replication_clusters": [view.cluster],
-            "deleted": namespace.status == "deleting",
-            ON_CHANNEL_LOSS: on_channel_loss(namespace.policies),
-        }
-        group = namespace.policies.get(ANTI_AFFINITY_GROUP)
-        document |= pulsar_document(namespace.policies, str(view.cluster))
-        permissions = permissions_in(namespace.policies)
-        document |= {"auth_policies": {"namespace_auth": permissions}} if permissions else {}
-        return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
-
-    async def on_channel_loss(self, request: web.Request) -> web.Response:
-        """Return what the owners of a namespace do while they have lost the channel: `fence` or
-        `serve`.
-        """
-        return json_answer(
-            on_channel_loss(
-                namespace_named(ready_view(self._worker), namespace_of(request)).policies
-            )
-        )
-
-    async def set_on_channel_loss(self, request: web.Request) -> web.Response:
-        """Set `fence` or `serve`. It applies to open bundles as soon as their owner has read it."""
-        choice = await required_body_of(
-            request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}"
-        )
-        return await self._done(
-            verbs.set_namespace_policy(
-                self._port(request), namespace_of(request), ON_CHANNEL_LOSS, choice.value
-            )
-        )
-
-    async def anti_affinity(self, request: web.Request) -> web.Response:
-        """Return the anti-affinity group of a namespace as text; 204 if it is in none."""
-        group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(
-            ANTI_AFFINITY_GROUP
-        )
-        return done() if group is None else text_answer(str(group))
 
     async def set_anti_affinity(self, request: web.Request) -> web.Response:
         """Put a namespace into an anti-affinity group. It applies as bundles are placed.
@@ -200,31 +274,6 @@ class Namespaces(Admin):
             )
         )
 
-    async def of_anti_affinity_group(self, request: web.Request) -> web.Response:
-        """List the namespaces of an anti-affinity group."""
-        view, group = view_of_cluster(self._worker, request), request.match_info["group"].lower()
-        return json_answer(
-            sorted(
-                each.name
-                for each in view.namespaces.values()
-                if anti_affinity_group(each.policies) == group
-            )
-        )
-
-    async def delete_anti_affinity(self, request: web.Request) -> web.Response:
-        """Remove a namespace from its anti-affinity group."""
-        return await self._done(
-            verbs.set_namespace_policy(
-                self._port(request), namespace_of(request), ANTI_AFFINITY_GROUP, None
-            )
-        )
-
-    async def clusters(self, request: web.Request) -> web.Response:
-        """Return the clusters of a namespace: this one."""
-        view = ready_view(self._worker)
-        namespace_named(view, namespace_of(request))
-        return json_answer([view.cluster])
-
     async def set_clusters(self, request: web.Request) -> web.Response:
         """Check that a namespace gets no other cluster than this one, and change nothing. Nothing
         is replicated.
@@ -235,18 +284,6 @@ class Namespaces(Admin):
             view, namespace, await required_body_of(request, CLUSTERS_BODY, f'["{view.cluster}"]')
         )
         return done()
-
-    async def allowed_clusters(self, request: web.Request) -> web.Response:
-        """Return the clusters that a namespace is restricted to: none, because there is one
-        cluster.
-        """
-        namespace_named(ready_view(self._worker), namespace_of(request))
-        return json_answer([])
-
-    async def bundles(self, request: web.Request) -> web.Response:
-        """Return the boundaries of the bundles of a namespace."""
-        view = ready_view(self._worker)
-        return json_answer(_boundaries(view, namespace_named(view, namespace_of(request)).name))
 
     async def create(self, request: web.Request) -> web.Response:
         """Create a namespace; the leader gives its bundles to brokers."""
@@ -305,15 +342,7 @@ class Namespaces(Admin):
         refusal.headers[UNLOAD_OUTCOME] = json.dumps(summary)
         return refusal
 
-    async def cancel_moves(self, request: web.Request) -> web.Response:
-        """Cancel all moves of a namespace that are not complete."""
-        return await self._done(moves.cancel_all(self._port(request), namespace_of(request)))
-
     # --- bundles ---
-
-    async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a transfer or a split that is not complete."""
-        return await self._done(moves.cancel(self._port(request), bundle_of(request)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force`
@@ -366,10 +395,6 @@ class Namespaces(Admin):
             )
         return heaviest
 
-    async def merge(self, request: web.Request) -> web.Response:
-        """Merge a bundle with its right neighbour, which must have the same owner."""
-        return await self._done(moves.merge(self._port(request), bundle_of(request)))
-
 
 def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:
     """Raise `CallerError` if `clusters` has another cluster than this one."""
@@ -384,14 +409,3 @@ def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:
     """Return 204, with the outcome in a header."""
     return web.Response(status=204, headers={UNLOAD_OUTCOME: json.dumps(outcome)})
-
-
-def _boundaries(view: View, namespace: str) -> dict[str, object]:
-    """Return the bundles of a namespace as Pulsar's `BundlesData`."""
-    bundles = view.bundles_of(namespace)
-    return {
-        "boundaries": [
-            f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)
-        ],
-        "numBundles": len(bundles),
-    }
