@@ -63,24 +63,6 @@ REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
 to do next."""
 
 
-class ChannelLost(DeadlineExceeded):
-    """A wait for the channel failed at a broker that has lost the channel."""
-
-    def __init__(self, *, what: str, waited_ms: int, broker: str, lost_ms: int) -> None:
-        """`what` was awaited at `broker`, which last read back its own renewal `lost_ms` ago."""
-        self.what = what
-        self.waited_ms = waited_ms
-        self.broker = broker
-        self.lost_ms = lost_ms
-        lost = f"broker {broker} lost the channel {lost_ms} ms ago"
-        # Skip the constructor of DeadlineExceeded, whose message gives no reason.
-        PeerError.__init__(
-            self,
-            f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another"
-            " broker",
-        )
-
-
 class NotProposed(PeerError):
     """A broker could not append a proposal, or knows that its proposal will never be accepted."""
 
@@ -212,19 +194,6 @@ class UnreadableLoad(PeerError):
         )
 
 
-class Cancelled(PeerError):
-    """A move that the channel accepted was cancelled: its bundle is not at its destination."""
-
-    def __init__(self, *, bundle: str, move: str, problem: str) -> None:
-        """`move` of `bundle` was cancelled because of `problem`."""
-        self.bundle = bundle
-        self.move = move
-        self.problem = problem
-        super().__init__(
-            f"the {move} of {bundle} was cancelled: {problem}; see equipoise channel why {bundle}"
-        )
-
-
 class BrokerUnreachable(PeerError):
     """A broker does not answer at its advertised address, or its answer is invalid."""
 
@@ -254,29 +223,6 @@ class InvalidRequest(CallerError):
         super().__init__(f"{what} cannot be used: {problem}")
 
 
-class CompactionFailed(PeerError):
-    """A compaction of the log failed. The log and its snapshot have the same content as before."""
-
-    def __init__(self, *, log: str, error: str, problem: str) -> None:
-        """`log` is its URL, `error` the class of the error, `problem` its message."""
-        self.log = log
-        self.error = error
-        self.problem = problem
-        super().__init__(f"the log {log} was not compacted ({error}): {problem}")
-
-
-class NotReady(PeerError):
-    """A broker has not read the channel to its end or is no member now, and so cannot answer."""
-
-    def __init__(
-        self, *, broker: str, problem: str = "it is still reading the channel, or joining"
-    ) -> None:
-        """`broker` is the id of the broker that was asked, `problem` what it lacks."""
-        self.broker = broker
-        self.problem = problem
-        super().__init__(f"broker {broker} is not ready: {problem}; ask again soon, or ask another")
-
-
 class InvalidPolicy(CallerError):
     """A cluster policy is malformed or contradictory. The former policy stays."""
 
@@ -302,32 +248,75 @@ class PolicyLeavesNobody(CallerError):
         super().__init__(f"the policy {policy} was not changed: {problem}; {advice}")
 
 
-class DestinationForbidden(CallerError):
-    """An operator's transfer is to a broker that policies do not allow for the bundle."""
+def channel_lost(*, what: str, waited_ms: int, broker: str, lost_ms: int) -> DeadlineExceeded:
+    """Return the error for a wait for `what` that failed at a broker that last read back its own
+    renewal `lost_ms` ago.
+    """
+    lost = f"broker {broker} lost the channel {lost_ms} ms ago"
+    return DeadlineExceeded(
+        what=what,
+        waited_ms=waited_ms,
+        message=f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another"
+        " broker",
+        code="ChannelLost",
+        broker=broker,
+        lost_ms=lost_ms,
+    )
 
-    def __init__(self, *, bundle: str, broker: str, problem: str) -> None:
-        """`problem` is why `broker` may not own `bundle`: the policy and its content."""
-        self.bundle = bundle
-        self.broker = broker
-        self.problem = problem
-        super().__init__(
-            f"{bundle} was not moved: {broker} may not have it: {problem}; name a broker that may"
-            f" (equipoise policies explain {bundle}), or force it: then it goes there, and"
-            " balancing brings it back"
-        )
+
+def cancelled(*, bundle: str, move: str, problem: str) -> PeerError:
+    """Return the error for a `move` that the channel accepted and that was cancelled: the bundle is
+    not at its destination.
+    """
+    return PeerError(
+        f"the {move} of {bundle} was cancelled: {problem}; see equipoise channel why {bundle}",
+        code="Cancelled",
+        bundle=bundle,
+        move=move,
+        problem=problem,
+    )
 
 
-class NoFreshLoad(OperatorError):
-    """Nothing is known about balancing, because no broker's load is known."""
+def not_ready(
+    *, broker: str, problem: str = "it is still reading the channel, or joining"
+) -> PeerError:
+    """Return the error of a broker that has not read the channel to its end or is no member now,
+    and so cannot answer. `problem` is what it lacks.
+    """
+    return PeerError(
+        f"broker {broker} is not ready: {problem}; ask again soon, or ask another",
+        code="NotReady",
+        broker=broker,
+        problem=problem,
+    )
 
-    def __init__(self, *, log: str, problem: str, advice: str) -> None:
-        """`log` is the URL of the channel, `problem` names the missing reports, `advice` what to
-        do.
-        """
-        self.log = log
-        self.problem = problem
-        self.advice = advice
-        super().__init__(f"no broker has a fresh load report on {log}: {problem}; {advice}")
+
+def destination_forbidden(*, bundle: str, broker: str, problem: str) -> CallerError:
+    """Return the error for an operator's transfer to a broker that policies do not allow for the
+    bundle. `problem` is the policy and its content.
+    """
+    return CallerError(
+        f"{bundle} was not moved: {broker} may not have it: {problem}; name a broker that may"
+        f" (equipoise policies explain {bundle}), or force it: then it goes there, and balancing"
+        " brings it back",
+        code="DestinationForbidden",
+        bundle=bundle,
+        broker=broker,
+        problem=problem,
+    )
+
+
+def no_fresh_load(*, log: str, problem: str, advice: str) -> OperatorError:
+    """Return the error for a plan without any broker's load. `problem` names the missing reports,
+    `advice` what to do.
+    """
+    return OperatorError(
+        f"no broker has a fresh load report on {log}: {problem}; {advice}",
+        code="NoFreshLoad",
+        log=log,
+        problem=problem,
+        advice=advice,
+    )
 
 
 def invalid_service(service: str, problem: str) -> CallerError:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from equipoise.channel.core.errors import CompactionRefused
+from equipoise.channel.core.errors import compaction_refused
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Renewed
@@ -115,7 +115,7 @@ def compact(
     * A `dry_run` changes nothing.
     * Of several compactions at once, all but one raise `SnapshotFenced` or find nothing to do.
 
-    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration`
+    Raises `OperatorError`, `SnapshotFenced`, what `channel.snapshots.restore.restoration`
     raises (`ChannelIncomplete`, `ForeignLog`), what `Reader.feed` raises, and what `Log.append`
     raises for a log that cannot be written.
     """
@@ -235,7 +235,7 @@ class _Compaction:
             remedy = (
                 "find out which of them is wrong (equipoise channel verify), and stop that broker"
             )
-            raise CompactionRefused(log=log.name, problem=agreement.problem, remedy=remedy)
+            raise compaction_refused(log=log.name, problem=agreement.problem, remedy=remedy)
         self.scribe.step(Step.AGREED)
         return _Fold(
             view=reader.view,
@@ -308,7 +308,7 @@ class _Compaction:
         found = log.start()
         if found < cut:
             problem = f"it was to begin at offset {cut} and begins at {found}"
-            raise CompactionRefused(
+            raise compaction_refused(
                 log=log.name, problem=problem, remedy="nothing is lost; run it again"
             )
         self.scribe.step(Step.START_VERIFIED)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from equipoise.channel.core.errors import CallerError, CompactionRefused
+from equipoise.channel.core.errors import CallerError, compaction_refused
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.snapshots.snapshot_rows import Marker
 
@@ -144,7 +144,7 @@ def _position_of_size(marker: Marker, size_bytes: int) -> int:
 
 
 def check_cut(marker: Marker, cut: int, *, log: str) -> None:
-    """Raise `CompactionRefused` if truncating below `cut` would remove records that the snapshot
+    """Raise `OperatorError` if truncating below `cut` would remove records that the snapshot
     with `marker` does not cover.
     """
     if cut > marker.position:
@@ -152,6 +152,6 @@ def check_cut(marker: Marker, cut: int, *, log: str) -> None:
             f"a cut below offset {cut} would remove records from {marker.position} on, which its"
             " snapshot does not hold"
         )
-        raise CompactionRefused(
+        raise compaction_refused(
             log=log, problem=problem, remedy="nothing was removed; please report this"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import CompactionRefused, SnapshotFenced
+from equipoise.channel.core.errors import SnapshotFenced, compaction_refused
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot_store import (
     LOADS_MAX,
@@ -90,7 +90,7 @@ class Scribe:
         """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then
         equals `meant`.
 
-        Raises `SnapshotFenced`, also if another compactor has written since; `CompactionRefused`;
+        Raises `SnapshotFenced`, also if another compactor has written since; `OperatorError`;
         and what `SnapshotStore` raises.
         """
         store.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
@@ -121,7 +121,7 @@ class Scribe:
             and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon
         ):
             raise SnapshotFenced(log=self.log.name)
-        raise CompactionRefused(
+        raise compaction_refused(
             log=self.log.name,
             problem=f"what its {writing.what} holds is not what was written to it just now",
             remedy=f"nothing was removed; look at the {writing.what}'s storage, then run it again",

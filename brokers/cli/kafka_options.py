@@ -124,7 +124,7 @@ def _options() -> list[Parameter]:
 
 
 def print_config(settings: Row) -> None:
-    """Print settings and those of Kafka's client. Raise `InvalidKafkaSetting`."""
+    """Print settings and those of Kafka's client. Raise `CallerError`."""
     from equipoise.channel.log.open_log import kafka_settings
 
     print_json({**settings, "kafka": masked(kafka_settings())})

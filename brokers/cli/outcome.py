@@ -21,10 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from equipoise.brokers.errors import (
-    Cancelled,
-    DestinationForbidden,
     InvalidConfig,
-    NoFreshLoad,
     PolicyLeavesNobody,
     Rejected,
 )
@@ -71,10 +68,7 @@ class ExitCode(IntEnum):
 
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Rejected, ExitCode.REFUSED),
-    (Cancelled, ExitCode.REFUSED),
-    (NoFreshLoad, ExitCode.REFUSED),
     # The state of the cluster forbids it; the command line is correct.
-    (DestinationForbidden, ExitCode.REFUSED),
     (PolicyLeavesNobody, ExitCode.REFUSED),
     (CallerError, ExitCode.USAGE),
     # In commands, settings come from the command line.
@@ -83,23 +77,26 @@ _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Bug, ExitCode.OPERATOR),
 )
 
+_REFUSALS: Final = frozenset({"Cancelled", "DestinationForbidden", "NoFreshLoad"})
+"""The codes of other errors that are refusals: the state of the cluster forbids it."""
+
 
 def exit_code_of(error: EquipoiseError) -> ExitCode:
     """Return the exit code for an error, by who must act. A refusal has its own code; other errors
     may be temporary.
     """
+    if error.code in _REFUSALS:
+        return ExitCode.REFUSED
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNAVAILABLE)
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:
     """Print one line to standard error, or a JSON object with the error's attributes."""
     if as_json:
-        attributes = vars(error) if isinstance(error, EquipoiseError) else {}
+        attributes = dict(vars(error)) if isinstance(error, EquipoiseError) else {}
+        code = attributes.pop("code", type(error).__name__)
         typer.echo(
-            json.dumps(
-                {"error": type(error).__name__, "message": str(error), **attributes}, default=str
-            ),
-            err=True,
+            json.dumps({"error": code, "message": str(error), **attributes}, default=str), err=True
         )
     else:
         typer.secho(f"error: {printable(str(error))}", fg=typer.colors.RED, err=True)

@@ -30,7 +30,7 @@ from equipoise.brokers.cli.output import (
     progress,
 )
 from equipoise.brokers.cli.pulsar_options import Cluster
-from equipoise.brokers.errors import NoFreshLoad, counted
+from equipoise.brokers.errors import counted, no_fresh_load
 from equipoise.channel.core.errors import CallerError
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.planning import EVEN, ClusterPlan, command_of, plan_moves
@@ -91,7 +91,7 @@ def plan(
             "wait longer for the reports of its brokers (--wait), or record them first (equipoise"
             " pulsar record)"
         )
-        raise NoFreshLoad(
+        raise no_fresh_load(
             log=source, problem=apart[0] if apart else "no broker is alive", advice=advice
         )
     saved = SavedPlan(

@@ -18,8 +18,6 @@ import orjson
 from aiohttp import HttpVersion11, hdrs, web
 
 from equipoise.brokers.errors import (
-    Cancelled,
-    ChannelLost,
     InvalidRequest,
     PolicyLeavesNobody,
     Rejected,
@@ -70,15 +68,19 @@ there."""
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
     ((NotFound,), 404),
-    ((Cancelled, PolicyLeavesNobody), 409),
+    ((PolicyLeavesNobody,), 409),
     ((CallerError,), 412),
-    # The broker waited for records. No operation began.
-    ((ChannelLost,), 503),
     ((DeadlineExceeded, OutcomeUnknown), 504),
     # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover
     # soon.
     ((PeerError, LogStorageFull), 503),
 )
+
+_STATUS_OF_CODE: Final = {
+    "Cancelled": 409,
+    # The broker waited for records. No operation began.
+    "ChannelLost": 503,
+}
 
 _STATUS_OF_REASON: Final[Mapping[str, int]] = {
     Reason.UNKNOWN_BUNDLE: 404,
@@ -138,6 +140,8 @@ def status_of(error: EquipoiseError) -> int:
     """Return the HTTP status of an error; 500 if an operator or a developer must act."""
     if isinstance(error, Rejected):
         return _STATUS_OF_REASON.get(error.reason, 409)
+    if error.code in _STATUS_OF_CODE:
+        return _STATUS_OF_CODE[error.code]
     return next((status for kinds, status in _STATUS_OF_ERROR if isinstance(error, kinds)), 500)
 
 
@@ -147,9 +151,9 @@ def error_answer(
     """Return the answer to a failed request. `status` overrides the table's.
 
     The body has Pulsar's `reason` for people, and our `error` for programs: the reason of a
-    rejection, or the class.
+    rejection, or the error's code.
     """
-    code = error.reason if isinstance(error, Rejected) else type(error).__name__
+    code = error.reason if isinstance(error, Rejected) else error.code
     return problem_answer(
         request, status_of(error) if status is None else status, str(error), code, error
     )

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from equipoise.brokers.errors import NotReady
+from equipoise.brokers.errors import not_ready
 from equipoise.brokers.http.answers import json_answer, text_answer, typed
 from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.router import ChannelLoss
@@ -67,7 +67,7 @@ class Health:
         """Return `ok`, in Pulsar's form; 503 otherwise."""
         problems = self._problems() + ([] if self._serves_on() else self._losses())
         if problems:
-            raise NotReady(broker=self._worker.broker_id, problem=", ".join(problems))
+            raise not_ready(broker=self._worker.broker_id, problem=", ".join(problems))
         return text_answer("ok")
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -182,7 +182,7 @@ class WaitingRoom:
 
     async def refused(self, _request: web.Request) -> web.Response:
         """Refuse the request, because the channel was never read."""
-        raise NotReady(broker=self._broker, problem=_problem(self._loss()))
+        raise not_ready(broker=self._broker, problem=_problem(self._loss()))
 
 
 def _problem(loss: ChannelLoss) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.errors import NotReady
+from equipoise.brokers.errors import not_ready
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.view import View
@@ -21,14 +21,14 @@ the channel."""
 
 
 def ready_view(worker: Worker) -> View:
-    """Return the view of a broker that is ready. Raises `NotReady` and `WorkerEnded`."""
+    """Return the view of a broker that is ready. Raises `PeerError` and `WorkerEnded`."""
     worker.check()
     if not worker.agent.is_ready:
         left = worker.replay_progress.left
         raise (
-            NotReady(broker=worker.broker_id)
+            not_ready(broker=worker.broker_id)
             if left is None
-            else NotReady(broker=worker.broker_id, problem=str(left))
+            else not_ready(broker=worker.broker_id, problem=str(left))
         )
     return worker.view
 
@@ -50,7 +50,7 @@ def reading(worker: Worker, route: web.RouteDef) -> web.RouteDef:
     broker has answered before.
 
     If the log cannot be read, the route answers from the view, says so in a header, and raises
-    `NotReady` instead of a denial.
+    `PeerError` instead of a denial.
     """
     handler = route.handler
 
@@ -63,7 +63,7 @@ def reading(worker: Worker, route: web.RouteDef) -> web.RouteDef:
             if is_up_to_date:
                 raise
             problem = "it has lost the channel, and may not know the newest state"
-            raise NotReady(broker=worker.broker_id, problem=problem) from None
+            raise not_ready(broker=worker.broker_id, problem=problem) from None
         if not is_up_to_date and not answer.prepared:
             loss = worker.channel_loss
             answer.headers[CHANNEL_LOST_MS] = str(0 if loss is None else loss.lost_ms)

@@ -15,7 +15,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from equipoise.brokers.errors import NotReady
+from equipoise.brokers.errors import not_ready
 from equipoise.brokers.http.admin.controls import CONTROLS_PATH
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.answers import error_answer, problem_answer
@@ -145,7 +145,7 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
         if not await worker.up_to_date(timeout_ms=worker.config.lookup_ms):
             return error_answer(
                 request,
-                NotReady(broker=worker.broker_id, problem=f"it may not know all rights: {why}"),
+                not_ready(broker=worker.broker_id, problem=f"it may not know all rights: {why}"),
             )
         if authorization.is_allowed(identity, need, _place_of(request)):
             return await handler(request)  # The right was granted a moment ago.

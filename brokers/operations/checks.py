@@ -23,11 +23,11 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.errors import (
-    DestinationForbidden,
     InvalidRequest,
     Rejected,
     conflict,
     counted,
+    destination_forbidden,
 )
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import CallerError, NotFound, invalid_boundaries
@@ -126,14 +126,14 @@ def check_unused(namespace: str, topics: Sequence[str]) -> None:
 
 
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:
-    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from `destination`.
+    """Raise `CallerError` if isolation policies or pins keep a bundle from `destination`.
 
     Load is ignored. The channel refuses dead brokers.
     """
     rules = settings_in(view, BalancingSettings()).placement
     problem = Destinations(view, rules=rules).bound(bundle).refused.get(destination)
     if problem is not None:
-        raise DestinationForbidden(bundle=bundle.name, broker=destination, problem=problem)
+        raise destination_forbidden(bundle=bundle.name, broker=destination, problem=problem)
 
 
 def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | None) -> None:

@@ -1,6 +1,6 @@
 """Define the operations that move, split and merge bundles.
 
-All raise what `brokers.operations.verbs` names, `Cancelled` if a move was accepted and then
+All raise what `brokers.operations.verbs` names, `PeerError` if a move was accepted and then
 cancelled, and `OutcomeUnknown` if a truncation removed the records about its end.
 """
 
@@ -83,7 +83,7 @@ async def transfer(
 ) -> Answer:
     """Transfer `bundle` to the broker `destination`, and wait until an owner keeps it.
 
-    Raises `DestinationForbidden` if policies exclude the destination, unless `force` is set.
+    Raises `CallerError` if policies exclude the destination, unless `force` is set.
     """
     entry = bundle_named(port.view, bundle)
     check_broker_id(destination)

@@ -13,7 +13,7 @@ from typing import Final
 
 from equipoise.brokers.agent.requests import nobody_else
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
-from equipoise.brokers.errors import Cancelled
+from equipoise.brokers.errors import cancelled
 from equipoise.brokers.operations.checks import owner_of
 from equipoise.brokers.operations.port import Port
 from equipoise.channel.core.difference import Resync
@@ -78,7 +78,7 @@ def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntr
     Transfer: the bundle. Split: the children. Unload: nothing; any next record of the bundle ends
     it. Pass all records after `move.offset` in order.
 
-    Raise `Cancelled` if the move failed, with the cause and the bundle's state in `view`.
+    Raise `PeerError` if the move failed, with the cause and the bundle's state in `view`.
     """
     change = next(
         (
@@ -104,7 +104,7 @@ def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntr
             return (after,)
         if after.phase in _ON_ITS_WAY:
             return None
-    raise Cancelled(
+    raise cancelled(
         bundle=move.bundle, move=move.kind.value, problem=_failure(folded, view, move.bundle)
     )
 
@@ -236,7 +236,7 @@ class Outcomes:
     def made(self, move: RequestedMove, view: View) -> tuple[BundleEntry, ...] | None:
         """Return the result of a move as `made_by` does; None before its end.
 
-        Raises `Cancelled` as `made_by` does, and `OutcomeUnknown` if a truncation removed the
+        Raises `PeerError` as `made_by` does, and `OutcomeUnknown` if a truncation removed the
         records about its end.
         """
         waiting = self._news[move.bundle]
@@ -302,12 +302,12 @@ class Outcomes:
     def check(self, name: str, view: View, *, destination: str | None) -> BundleOutcome:
         """Return what became of a transferred bundle.
 
-        Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is
+        Raises `PeerError` if a broker refused it and it is now at its source, has no owner, or is
         not at its named `destination`.
         """
         outcome = self.of(name, view)
         if outcome.is_refused and (outcome.is_stuck or destination not in (None, outcome.owner)):
-            raise Cancelled(bundle=name, move="transfer", problem=outcome.sentence())
+            raise cancelled(bundle=name, move="transfer", problem=outcome.sentence())
         return outcome
 
 

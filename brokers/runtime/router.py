@@ -22,7 +22,7 @@ from equipoise.brokers.agent.events import Instant, Wanted
 from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.balancing.quarantine import why_quarantined
-from equipoise.brokers.errors import ChannelLost, UnknownNamespace, quarantined
+from equipoise.brokers.errors import UnknownNamespace, channel_lost, quarantined
 from equipoise.brokers.runtime.callers import HELD_MAX, Line
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Ownership, Peer, own_http
@@ -375,13 +375,13 @@ def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
 
 
 def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
-    """Return `error`, which ended a wait, or a `ChannelLost` if this broker has lost the
+    """Return `error`, which ended a wait, or one that tells since when this broker has lost the
     channel.
     """
     lost_ms = agent.out_of_touch_ms(now)
     if lost_ms is None:
         return error
-    return ChannelLost(
+    return channel_lost(
         what=error.what, waited_ms=error.waited_ms, broker=agent.broker, lost_ms=lost_ms
     )
 

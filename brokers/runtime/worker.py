@@ -501,7 +501,7 @@ class Lookups:
 
         After a loss of the channel, only lookups of namespaces that serve on are answered, and
         marked. `started_ns` is the request's monotonic time. Raise `UnknownNamespace`, `PeerError`
-        for a bundle in quarantine, `DeadlineExceeded` (`ChannelLost` if that is the cause), and
+        for a bundle in quarantine, `DeadlineExceeded`, and
         `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED

@@ -11,6 +11,12 @@ import re
 class EquipoiseError(Exception):
     """The root of all errors that Equipoise raises on purpose."""
 
+    def __init__(self, message: str = "", *, code: str | None = None, **attributes: object) -> None:
+        """`code` names the error for programs, in JSON; it is the class's name by default."""
+        super().__init__(message)
+        vars(self).update(attributes)
+        self.code = code or type(self).__name__
+
 
 class CallerError(EquipoiseError):
     """The caller passed a wrong value and can pass another one."""
@@ -41,18 +47,6 @@ class InvalidName(CallerError):
         self.name = name
         self.expected = expected
         super().__init__(f"{name!r} is not a {what}: expected {expected}")
-
-
-class InvalidKafkaSetting(CallerError):
-    """A setting of the Kafka client that is unknown, has a wrong value, or is not the user's to
-    choose.
-    """
-
-    def __init__(self, *, setting: str, problem: str) -> None:
-        """`setting` is its librdkafka name. The message never quotes its value."""
-        self.setting = setting
-        self.problem = problem
-        super().__init__(f"the Kafka setting {setting!r} cannot be used: {problem}")
 
 
 class LogNotBegun(CallerError):
@@ -156,21 +150,6 @@ class LogWentBack(OperatorError):
         )
 
 
-class LogReplaced(OperatorError):
-    """A file of the log was replaced or deleted while open: other processes now read another
-    log.
-    """
-
-    def __init__(self, *, log: str, path: str) -> None:
-        """`path` is the file that is no longer the one that was opened."""
-        self.log = log
-        self.path = path
-        super().__init__(
-            f"{path} of the log {log} was replaced or deleted while it was open: "
-            "stop all brokers of it, put one whole copy in its place, and start them again"
-        )
-
-
 class BegunAbove(PeerError):
     """A log that was empty now starts as the copy of another log. The state before its genesis is
     in its snapshot.
@@ -261,13 +240,20 @@ class SnapshotDamaged(PeerError):
 class DeadlineExceeded(PeerError):
     """An awaited event did not happen in time. It may still happen."""
 
-    def __init__(self, *, what: str, waited_ms: int) -> None:
+    def __init__(
+        self,
+        *,
+        what: str,
+        waited_ms: int,
+        message: str | None = None,
+        code: str | None = None,
+        **attributes: object,
+    ) -> None:
         """`what` is the event."""
+        usual = f"{what} did not happen within {waited_ms} ms; ask again, it may still happen"
+        super().__init__(message or usual, code=code, **attributes)
         self.what = what
         self.waited_ms = waited_ms
-        super().__init__(
-            f"{what} did not happen within {waited_ms} ms; ask again, it may still happen"
-        )
 
 
 class Overloaded(PeerError):
@@ -358,19 +344,6 @@ class ChannelIncomplete(OperatorError):
         )
 
 
-class CompactionRefused(OperatorError):
-    """Compaction could lose data for good, or no reader would see what it writes. What readers see
-    is unchanged.
-    """
-
-    def __init__(self, *, log: str, problem: str, remedy: str) -> None:
-        """`problem` is what was found, `remedy` what to do."""
-        self.log = log
-        self.problem = problem
-        self.remedy = remedy
-        super().__init__(f"the log {log} is not compacted: {problem}; {remedy}")
-
-
 def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
     """Return the error for the cuts of a hash range that do not rise strictly, or do not lie
     strictly inside it.
@@ -378,6 +351,44 @@ def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
     `subject` names the bundle or namespace, `problem` what is wrong with the cuts.
     """
     return CallerError(f"the boundaries of {subject} cannot be used: {problem}")
+
+
+def invalid_kafka_setting(*, setting: str, problem: str) -> CallerError:
+    """Return the error for a setting of the Kafka client that is unknown, has a wrong value, or is
+    not the user's to choose. The message never quotes its value.
+    """
+    return CallerError(
+        f"the Kafka setting {setting!r} cannot be used: {problem}",
+        code="InvalidKafkaSetting",
+        setting=setting,
+        problem=problem,
+    )
+
+
+def log_replaced(*, log: str, path: str) -> OperatorError:
+    """Return the error for a file at `path` of the log that was replaced or deleted while open:
+    other processes now read another log.
+    """
+    return OperatorError(
+        f"{path} of the log {log} was replaced or deleted while it was open: "
+        "stop all brokers of it, put one whole copy in its place, and start them again",
+        code="LogReplaced",
+        log=log,
+        path=path,
+    )
+
+
+def compaction_refused(*, log: str, problem: str, remedy: str) -> OperatorError:
+    """Return the error for a compaction that could lose data for good, or write what no reader
+    would see. What readers see is unchanged.
+    """
+    return OperatorError(
+        f"the log {log} is not compacted: {problem}; {remedy}",
+        code="CompactionRefused",
+        log=log,
+        problem=problem,
+        remedy=remedy,
+    )
 
 
 def without_password(url: str) -> str:

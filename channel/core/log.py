@@ -103,7 +103,7 @@ class Log(Protocol):
         * `timeout_ms` bounds the wait for other writers. It cannot bound the disk.
 
         Raises `CallerError` (too large), `LogUnavailable` (see `in_doubt`), `LogStorageFull`,
-        `LogDamaged`, `LogReplaced`, `LogWentBack`.
+        `LogDamaged`, `OperatorError`, `LogWentBack`.
         """
         ...
 
@@ -114,7 +114,7 @@ class Log(Protocol):
         `READ_BYTES_MAX`).
 
         Raises `LogTruncated` if `position < start()`, `LogWentBack` if `position > end() + 1`, and
-        `LogUnavailable`, `LogDamaged`, `LogReplaced`.
+        `LogUnavailable`, `LogDamaged`, `OperatorError`.
         """
         ...
 

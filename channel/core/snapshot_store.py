@@ -64,8 +64,8 @@ class SnapshotStore(Protocol):
     def claim(self, *, timeout_ms: int) -> None:
         """Become the only writer: this fences each older claimant, in any process.
 
-        Raises `CompactionRefused` if another program's open transaction would hide what is written,
-        and `LogUnavailable`, `LogDamaged`, `LogStorageFull`, `LogReplaced`.
+        Raises `OperatorError` if another program's open transaction would hide what is written,
+        and `LogUnavailable`, `LogDamaged`, `LogStorageFull`, `OperatorError`.
         """
         ...
 

@@ -101,7 +101,7 @@ def verify(
     error.
 
     `check` is called before each read and may end the audit by raising. `progress` counts offsets.
-    Raises `LogTruncated` if the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
+    Raises `LogTruncated` if the log is compacted meanwhile, and `LogUnavailable`, `OperatorError`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)

@@ -43,7 +43,7 @@ from confluent_kafka.admin import (
     TopicDescription,
 )
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, OperatorError
+from equipoise.channel.core.errors import OperatorError, invalid_kafka_setting
 from equipoise.channel.kafka.answers import (
     Bounds,
     Complaints,
@@ -279,7 +279,7 @@ class Clients:
         )
 
     def administrator(self) -> Administrator:
-        """Return a client for topics. Raises `InvalidKafkaSetting`."""
+        """Return a client for topics. Raises `CallerError`."""
         return Administrator(
             self, self._made(AdminClient, {}, needed="Describe on the log's topics")
         )
@@ -288,7 +288,7 @@ class Clients:
         """Return a consumer without a position. With `committed` it skips open and aborted
         transactions.
 
-        Raises `InvalidKafkaSetting`.
+        Raises `CallerError`.
         """
         options = {
             # The library requires one. No group is joined, and no offset is committed.
@@ -308,7 +308,7 @@ class Clients:
         return PartitionConsumer(self, self._made(Consumer, options, needed=_read_of(topic)), topic)
 
     def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
-        """Return a producer to a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
+        """Return a producer to a topic's partition, or `BY_KEY`. Raises `CallerError`."""
         return PartitionProducer(
             self,
             self._made(Producer, _PRODUCING, needed=_write_of(topic)),
@@ -318,7 +318,7 @@ class Clients:
 
     def transactions(self, topic: str) -> TransactionalProducer:
         """Return a producer of transactions, one at a time per topic. Raises
-        `InvalidKafkaSetting`.
+        `CallerError`.
         """
         # A short linger packs thousands of rows into few requests.
         options = {**_PRODUCING, "linger.ms": 5, "transactional.id": topic}
@@ -337,7 +337,7 @@ class Clients:
         except KafkaException as error:
             cause, *_ = error.args
             problem = without_secrets(cause.str(), self._settings)
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=_named(problem, self._settings), problem=problem
             ) from error
 

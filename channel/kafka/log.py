@@ -35,9 +35,9 @@ from typing import Final, NoReturn
 from equipoise.channel.core.errors import (
     EquipoiseError,
     LogNotBegun,
-    LogReplaced,
     LogUnavailable,
     LogWentBack,
+    log_replaced,
 )
 from equipoise.channel.core.log import (
     FIRST_OFFSET,
@@ -104,7 +104,7 @@ class KafkaLog:
     ) -> None:
         """Open the log; `create` makes a missing topic. `name` is its URL, for messages.
 
-        Raises `InvalidKafkaSetting`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`,
+        Raises `CallerError`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`,
         `LogUnavailable`.
         """
         self.name = name
@@ -469,7 +469,7 @@ class KafkaLog:
         return sent.offsets[0]
 
     def _look_up_topic(self) -> None:
-        """Raise `LogReplaced` unless the topic is still the one that was opened."""
+        """Raise `OperatorError` unless the topic is still the one that was opened."""
         self._look_s = time.monotonic() + LOOK_MS / 1_000
         with self._clients.administrator() as administrator:
             self._check_topic(administrator)
@@ -489,5 +489,5 @@ class KafkaLog:
             if now_s - self._missing_since_s < MISSING_MS / 1_000:
                 raise KafkaFailed(trouble=Trouble.NO_TOPIC, problem=f"there is no topic {topic}")
         if found != self.identity:
-            raise LogReplaced(log=self.name, path=f"the topic {topic}")
+            raise log_replaced(log=self.name, path=f"the topic {topic}")
         self._may_be_another, self._missing_since_s = False, None

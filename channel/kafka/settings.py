@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url
+from equipoise.channel.core.errors import invalid_kafka_setting, invalid_log_url
 
 CONFIG_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG"
 """Settings as `key=value`, one per line, or separated by `;` on a single line."""
@@ -172,7 +172,7 @@ def parsed(text: str) -> dict[str, str]:
     """Parse settings: `key=value`, one per line, `#` starts a comment line. A single line may hold
     several, separated by `;`.
 
-    A value with a `;` needs a text of several lines. Raises `InvalidKafkaSetting`, which never
+    A value with a `;` needs a text of several lines. Raises `CallerError`, which never
     quotes a value.
     """
     lines = text.splitlines() if "\n" in text else text.split(";")
@@ -183,7 +183,7 @@ def parsed(text: str) -> dict[str, str]:
         setting, equals, value = map(str.strip, line.partition("="))
         if not equals or _match_setting(setting) is None:
             # Do not repeat the text: it may be a password.
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=f"number {number}",
                 problem="it is not key=value, such as security.protocol=SASL_SSL",
             )
@@ -192,16 +192,16 @@ def parsed(text: str) -> dict[str, str]:
 
 
 def checked(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the same settings. Raises `InvalidKafkaSetting` for one that users may not set."""
+    """Return the same settings. Raises `CallerError` for one that users may not set."""
     for setting in sorted(settings):
         if setting in FIXED:
-            raise InvalidKafkaSetting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
+            raise invalid_kafka_setting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
         if _match_setting(setting) is None:
-            raise InvalidKafkaSetting(setting=setting, problem="there is no such setting")
+            raise invalid_kafka_setting(setting=setting, problem="there is no such setting")
     if mechanism_of(settings) == OAUTHBEARER and not settings.keys() & _TOKEN_SOURCES:
         wanted = f"{OIDC}token.endpoint.url, {OIDC}client.id and {OIDC}client.secret"
         problem = f"{OAUTHBEARER} needs it to get tokens: set it to oidc, and set {wanted}"
-        raise InvalidKafkaSetting(setting=METHOD, problem=problem)
+        raise invalid_kafka_setting(setting=METHOD, problem=problem)
     return dict(settings)
 
 
@@ -216,11 +216,11 @@ def mechanism_of(settings: Mapping[str, str]) -> str | None:
 
 def as_text(settings: Mapping[str, str]) -> str:
     """Return a text that `parsed` reads back, for the environment of a child. Raises
-    `InvalidKafkaSetting` for a multi-line value.
+    `CallerError` for a multi-line value.
     """
     for setting, value in settings.items():
         if len(value.splitlines()) > 1:
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=setting,
                 problem="a value here has one line; use the setting that names a file",
             )

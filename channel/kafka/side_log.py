@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final, TypeVar
 
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable, SideTopic
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import (
@@ -61,7 +61,7 @@ class KafkaSideLog:
         try:
             for key, of_key in groupby(documents, key=lambda each: each.key):
                 self._send([each.value for each in of_key], key=key.encode())
-        except (KafkaFailed, InvalidKafkaSetting) as error:
+        except (KafkaFailed, CallerError) as error:
             raise self._unavailable(error) from error
 
     def _send(self, values: Sequence[bytes | None], *, key: bytes) -> None:
@@ -145,7 +145,7 @@ class KafkaSideLog:
             if self._consumer is None:
                 self._consumer = self._clients.consumer(self._name)
             return ask(self._consumer)
-        except (KafkaFailed, InvalidKafkaSetting) as error:
+        except (KafkaFailed, CallerError) as error:
             self._close_consumer()
             if isinstance(error, KafkaFailed) and error.trouble is Trouble.NO_TOPIC:
                 return default

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Final
 
-from equipoise.channel.core.errors import CompactionRefused, LogUnavailable, SnapshotFenced
+from equipoise.channel.core.errors import LogUnavailable, SnapshotFenced, compaction_refused
 from equipoise.channel.core.snapshot_store import (
     Check,
     CompactedSnapshot,
@@ -69,7 +69,7 @@ class KafkaSnapshotStore:
     def claim(self, *, timeout_ms: int) -> None:
         """See `SnapshotStore.claim`. A new claim uses a new producer: the old one may be unusable.
 
-        Raises `CompactionRefused` while a transaction of another producer is open: nobody would
+        Raises `OperatorError` while a transaction of another producer is open: nobody would
         read what is written after it.
         """
         deadline = Deadline.after(timeout_ms=timeout_ms)
@@ -89,7 +89,7 @@ class KafkaSnapshotStore:
                 "end the program that began it, or abort it with kafka-transactions.sh, or wait"
                 " until Kafka aborts it; then try again"
             )
-            raise CompactionRefused(log=self._log, problem=problem, remedy=remedy)
+            raise compaction_refused(log=self._log, problem=problem, remedy=remedy)
 
     def load(
         self, *, check: Check = unchecked, progress: Progress = unwatched

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url, missing_extra
+from equipoise.channel.core.errors import invalid_kafka_setting, invalid_log_url, missing_extra
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.side_log import SideLog, SideTopic
 from equipoise.channel.kafka.settings import (
@@ -54,7 +54,7 @@ def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
     * `LogNotBegun` if there is no log and `create` is false;
     * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`,
       `LogUnavailable`, `LogStorageFull`;
-    * for a topic `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`,
+    * for a topic `CallerError`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`,
       `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")
@@ -115,7 +115,8 @@ def open_side_log(url: str, topic: SideTopic) -> SideLog:
     * `kafka://SERVERS/TOPIC` has a topic of its own, `TOPIC-name`.
     * `memory:NAME` has it in the memory of the process.
 
-    Raises `CallerError` for any other URL and without the extra `kafka`, and `InvalidKafkaSetting`.
+    Raises `CallerError` for any other URL without the extra `kafka`, and for settings of
+    Kafka's client that cannot be used.
     """
     path = log_path(url)
     if path is not None:
@@ -136,14 +137,14 @@ def kafka_settings() -> dict[str, str]:
     """Return this process's Kafka client settings (librdkafka's names), from a file and from the
     environment, which takes precedence.
 
-    Raises `InvalidKafkaSetting`.
+    Raises `CallerError`.
     """
     settings: dict[str, str] = {}
     if path := os.environ.get(CONFIG_FILE_VARIABLE):
         try:
             settings |= parsed(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=CONFIG_FILE_VARIABLE, problem=f"the file cannot be read: {error}"
             ) from error
     return checked(settings | parsed(os.environ.get(CONFIG_VARIABLE, "")))

@@ -19,9 +19,9 @@ from equipoise.channel.core.errors import (
     EquipoiseError,
     LogDamaged,
     LogNotBegun,
-    LogReplaced,
     LogStorageFull,
     LogUnavailable,
+    log_replaced,
 )
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite.file import FileId, connect, is_disk_full, sync_folder, with_id
@@ -250,7 +250,7 @@ class SqliteStorage:
         raise LogDamaged(log=self.name, problem=f"its table of bounds contains {rows!r:.100}")
 
     def check_files(self) -> None:
-        """Raise `LogReplaced` unless the paths still lead to the open files.
+        """Raise `OperatorError` unless the paths still lead to the open files.
 
         Otherwise a writer would go on in a file that nobody else sees, and there would be two logs
         with a set of brokers each.
@@ -333,9 +333,9 @@ class SqliteStorage:
         try:
             status = path.stat()
         except OSError as error:
-            raise LogReplaced(log=self.name, path=str(path)) from error
+            raise log_replaced(log=self.name, path=str(path)) from error
         if (status.st_dev, status.st_ino) != file_id:
-            raise LogReplaced(log=self.name, path=str(path))
+            raise log_replaced(log=self.name, path=str(path))
         return status
 
     def _failed(

@@ -44,7 +44,7 @@ def channel_frame(
     The entries of one source are in order once they are sorted by offset. A SQLite file need not
     exist yet.
 
-    Raises `CallerError`, `InvalidKafkaSetting` and `LogUnavailable`.
+    Raises `CallerError` and `LogUnavailable`.
     """
     if is_in_memory(url):
         raise invalid_log_url(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import invalid_kafka_setting
 
 _SAME: Final = frozenset(
     {
@@ -64,7 +64,7 @@ def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]
     """Return connector options for settings in librdkafka's names. `read` returns the text of a
     certificate or key file.
 
-    Raises `InvalidKafkaSetting` for an access setting that Java's client lacks, or whose file
+    Raises `CallerError` for an access setting that Java's client lacks, or whose file
     cannot be read.
     """
     for setting in sorted(settings):
@@ -72,7 +72,7 @@ def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]
             ("sasl.", "ssl.", "enable.ssl", "enable.sasl", "oauthbearer", "https.")
         )
         if is_about_access and setting not in _SAME | _HANDLED | _RENAMED.keys():
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=setting,
                 problem="Spark's connector, which uses Java's client, has nothing like it",
             )
@@ -105,7 +105,7 @@ def _keys(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, 
     if certificate is None and key is None:
         return {}
     if certificate is None or key is None:
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting="ssl.key.location",
             problem="it and ssl.certificate.location are given together, or not at all",
         )
@@ -126,7 +126,7 @@ def _text(settings: Mapping[str, str], stem: str, read: Callable[[str], str]) ->
     try:
         return read(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting=f"{stem}.location", problem=f"the file cannot be read: {error}"
         ) from error
 
@@ -149,7 +149,7 @@ def _login(mechanism: str | None, settings: Mapping[str, str]) -> dict[str, str]
         return {"sasl.jaas.config": _line(_KERBEROS, words)}
     if mechanism is not None:
         known = ", ".join((*_MODULES, "GSSAPI with sasl.kerberos.keytab"))
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting="sasl.mechanism",
             problem=f"the Spark jobs log in by {known}, not by {mechanism}",
         )

@@ -69,7 +69,7 @@ def kafka_frame(
     """Return the frame of `spark_jobs.sources.frames.channel_frame` for these sources of the log at
     `address`.
 
-    Raises `InvalidKafkaSetting`, `CallerError` and `LogUnavailable`.
+    Raises `CallerError` and `LogUnavailable`.
     """
     topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {

@@ -31,7 +31,6 @@ from pyspark.sql.types import StructType
 
 from equipoise.channel.core.errors import (
     CallerError,
-    LogReplaced,
     LogStorageFull,
     LogUnavailable,
     PeerError,
@@ -61,7 +60,6 @@ _LOG: Final = "log"
 _AWAY: Final = (
     CallerError,
     LogUnavailable,
-    LogReplaced,
     LogStorageFull,
     SideLogUnavailable,
     sqlite3.Error,

@@ -105,7 +105,7 @@ def cause_of(message: str) -> Cause:
 
 def cause_of_error(error: BaseException, *, missing: Missing = "source") -> Cause:
     """Return the cause for a caught error."""
-    kind = type(error).__name__
+    kind = error.code if isinstance(error, EquipoiseError) else type(error).__name__
     return Cause(
         kind=kind,
         text=_shortened(str(error) or kind),

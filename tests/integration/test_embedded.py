@@ -27,7 +27,6 @@ from equipoise.channel.core.errors import (
     DeadlineExceeded,
     ForeignLog,
     InvalidName,
-    LogReplaced,
     OperatorError,
 )
 from equipoise.channel.system.deadline import Deadline
@@ -379,7 +378,7 @@ async def test_state_is_fetched_from_the_worker_not_from_the_program() -> None:
 async def lose(worker: Worker, log: Path) -> None:
     """Rename the file of a worker's log, and wait until that has ended the worker."""
     await asyncio.to_thread(log.rename, log.with_suffix(".elsewhere"))
-    with pytest.raises(LogReplaced):
+    with pytest.raises(OperatorError):
         await worker.finished()
 
 
@@ -402,14 +401,14 @@ async def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
                     match=r"has ended: .*channel.db .* was replaced .*start this program again",
                 ) as caught:
                     await call
-                assert isinstance(caught.value.__cause__, LogReplaced)
+                assert isinstance(caught.value.__cause__, OperatorError)
             with pytest.raises(WorkerEnded):
                 worker.check()
             with pytest.raises(WorkerEnded):
                 worker.ownership(NAMESPACE, "key")
             assert worker.broker_id == keeper.host.broker_id
 
-    with pytest.raises(LogReplaced, match="stop all brokers"):
+    with pytest.raises(OperatorError, match="stop all brokers"):
         await program()
 
 
@@ -447,7 +446,7 @@ def test_the_end_of_a_worker_in_a_thread_reaches_its_program(tmp_path: Path) -> 
             with pytest.raises(WorkerEnded, match="was replaced"):
                 worker.route(NAMESPACE, "key")
 
-    with pytest.raises(LogReplaced):
+    with pytest.raises(OperatorError):
         program()
 
 

@@ -34,9 +34,9 @@ from equipoise.brokers.cli.options import Admin, file
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json
 from equipoise.brokers.decision_log import newest_decisions
-from equipoise.brokers.errors import NoFreshLoad
+from equipoise.brokers.errors import no_fresh_load
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.view import View
 from equipoise.shedder.plan import Budget
 
@@ -145,7 +145,7 @@ def _newest_decisions(log: str) -> Mapping[Kind, Decision]:
 _SEARCHED = 100
 
 
-def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
+def _without_load(log: str, forecast: Forecast) -> OperatorError:
     apart = [f"{broker.broker}: {broker.apart}" for broker in forecast.brokers]
     others = f" (and likewise {len(apart) - 1} others)" if len(apart) > 1 else ""
     problem = f"{apart[0]}{others}" if apart else "no broker is alive"
@@ -155,6 +155,6 @@ def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
         if log.startswith("kafka:")
         else "read what the brokers log about their reports, and check the clock of this machine"
     )
-    return NoFreshLoad(
+    return no_fresh_load(
         log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)"
     )

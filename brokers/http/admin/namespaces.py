@@ -32,7 +32,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.balancing.topic_policies import pulsar_document
-from equipoise.brokers.errors import Cancelled, InvalidRequest
+from equipoise.brokers.errors import InvalidRequest, cancelled
 from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
 from equipoise.brokers.http.answers import done, error_answer, text_answer
 from equipoise.brokers.http.bodies import (
@@ -337,7 +337,7 @@ class Namespaces(Admin):
             return _unloaded(summary)
         first = answer.failed[0]
         refusal = error_answer(
-            request, Cancelled(bundle=first.bundle, move="unload", problem=first.sentence())
+            request, cancelled(bundle=first.bundle, move="unload", problem=first.sentence())
         )
         refusal.headers[UNLOAD_OUTCOME] = json.dumps(summary)
         return refusal

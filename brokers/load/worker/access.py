@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import invalid_kafka_setting
 from equipoise.channel.kafka.settings import METHOD, OAUTHBEARER, OIDC, mechanism_of
 
 _PROTOCOLS: Final = {
@@ -101,18 +101,18 @@ class KafkaAccess:
 
 
 def access_of(settings: Mapping[str, str]) -> KafkaAccess:
-    """Return the access part of the Kafka client's settings. Raises `InvalidKafkaSetting` for what
+    """Return the access part of the Kafka client's settings. Raises `CallerError` for what
     a load worker does not support.
     """
     for setting in sorted(settings):
         if setting.startswith(_ABOUT_ACCESS) and setting not in _KNOWN:
-            raise InvalidKafkaSetting(
+            raise invalid_kafka_setting(
                 setting=setting,
                 problem=f"a load worker does not know it; it knows {', '.join(sorted(_KNOWN))}",
             )
     protocol = settings.get("security.protocol", "plaintext").lower()
     if protocol not in _PROTOCOLS:
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting="security.protocol", problem=f"it must be one of {', '.join(_PROTOCOLS)}"
         )
     has_sasl, has_tls = _PROTOCOLS[protocol]
@@ -125,14 +125,14 @@ def _login(settings: Mapping[str, str]) -> Password | Tokens:
     mechanism = mechanism_of(settings)
     if mechanism is None or mechanism not in _MECHANISMS:
         setting = "sasl.mechanism" if "sasl.mechanism" in settings else "sasl.mechanisms"
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting=setting,
             problem=f"a load worker can do {', '.join(_MECHANISMS)}, and not {mechanism}",
         )
 
     def needed(setting: str) -> str:
         if setting not in settings:
-            raise InvalidKafkaSetting(setting=setting, problem=f"{mechanism} needs it")
+            raise invalid_kafka_setting(setting=setting, problem=f"{mechanism} needs it")
         return settings[setting]
 
     if mechanism != OAUTHBEARER:
@@ -140,7 +140,7 @@ def _login(settings: Mapping[str, str]) -> Password | Tokens:
             mechanism=mechanism, username=needed("sasl.username"), password=needed("sasl.password")
         )
     if needed(METHOD).lower() != "oidc":
-        raise InvalidKafkaSetting(setting=METHOD, problem="it must be oidc")
+        raise invalid_kafka_setting(setting=METHOD, problem="it must be oidc")
     return Tokens(
         endpoint=needed(f"{OIDC}token.endpoint.url"),
         client_id=needed(f"{OIDC}client.id"),
@@ -155,7 +155,7 @@ def _extensions(text: str) -> dict[str, str]:
     """Parse `NAME=VALUE,NAME=VALUE`."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     if not all(equals and name for name, equals, _ in pairs):
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting=f"{OIDC}extensions", problem="it is not NAME=VALUE,NAME=VALUE"
         )
     return {name: value for name, _, value in pairs}
@@ -165,12 +165,12 @@ def _tls(settings: Mapping[str, str]) -> Tls:
     authorities = settings.get("ssl.ca.location")
     verification = settings.get("enable.ssl.certificate.verification", "true").lower()
     if verification not in _TRUTHS:
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting="enable.ssl.certificate.verification", problem="it must be true or false"
         )
     identification = settings.get("ssl.endpoint.identification.algorithm", "https").lower()
     if identification not in {"https", "none"}:
-        raise InvalidKafkaSetting(
+        raise invalid_kafka_setting(
             setting="ssl.endpoint.identification.algorithm", problem="it must be https or none"
         )
     return Tls(

@@ -57,7 +57,7 @@ def run_load_worker(
     """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT. Waits up to
     `timeout_ms` for Kafka at the start.
 
-    `settings` are the checked settings of Kafka's client. Raises `InvalidKafkaSetting` for one that
+    `settings` are the checked settings of Kafka's client. Raises `CallerError` for one that
     a load worker does not support, OSError for a file in them that cannot be read, `OperatorError`
     for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the wait, and
     `PeerError` if the worker cannot continue.

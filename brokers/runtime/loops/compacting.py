@@ -17,10 +17,9 @@ from typing import Final, NamedTuple
 import orjson
 
 from equipoise.brokers.agent.effects import AlarmName
-from equipoise.brokers.errors import CompactionFailed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.errors import EquipoiseError, PeerError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.compaction.compactor import compact
@@ -56,7 +55,7 @@ class Done(NamedTuple):
 
 
 CompactOnce = Callable[[Compaction], Awaitable[Done]]
-"""Compacts, and returns the result; raises `CompactionFailed`."""
+"""Compacts, and returns the result; raises `PeerError` with the code of the cause."""
 
 
 def compact_once_of(log_url: str) -> CompactOnce:
@@ -67,7 +66,7 @@ def compact_once_of(log_url: str) -> CompactOnce:
 
 
 async def compact_in_thread(compaction: Compaction) -> Done:
-    """Compact in a thread of this process. Raises `CompactionFailed`. If the caller is cancelled,
+    """Compact in a thread of this process. Raises `PeerError`. If the caller is cancelled,
     the thread still runs to its end.
     """
     return await asyncio.to_thread(_compact_here, compaction)
@@ -86,14 +85,12 @@ def _compact_here(compaction: Compaction) -> Done:
         finally:
             log.close()
     except EquipoiseError as error:
-        raise CompactionFailed(
-            log=compaction.log_url, error=type(error).__name__, problem=str(error)
-        ) from error
+        raise _not_compacted(compaction, error.code, str(error)) from error
     return Done(done.horizon, done.ahead)
 
 
 async def compact_in_child(compaction: Compaction) -> Done:
-    """Compact in a child process, which does not outlive this one. Raises `CompactionFailed`."""
+    """Compact in a child process, which does not outlive this one. Raises `PeerError`."""
     command = [
         sys.executable,
         "-P",
@@ -119,9 +116,7 @@ async def compact_in_child(compaction: Compaction) -> Done:
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
         )
     except OSError as error:
-        raise CompactionFailed(
-            log=compaction.log_url, error=type(error).__name__, problem=str(error)
-        ) from error
+        raise _not_compacted(compaction, type(error).__name__, str(error)) from error
     try:
         # The child may have ended already. A failure to lower its priority does no harm.
         with suppress(OSError):
@@ -131,9 +126,7 @@ async def compact_in_child(compaction: Compaction) -> Done:
             code = await child.wait()
     except TimeoutError:
         problem = f"it had not ended after {COMPACT_S_MAX} s"
-        raise CompactionFailed(
-            log=compaction.log_url, error="DeadlineExceeded", problem=problem
-        ) from None
+        raise _not_compacted(compaction, "DeadlineExceeded", problem) from None
     finally:
         if child.returncode is None:
             child.kill()
@@ -161,7 +154,7 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
 
 
 def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Done:
-    """Return the result of a child that has ended. Raises `CompactionFailed`."""
+    """Return the result of a child that has ended. Raises `PeerError`."""
     try:
         if code == 0:
             result = orjson.loads(output)
@@ -175,7 +168,16 @@ def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Do
             "Bug",
             f"it ended with code {code} and printed {(output + errors)[-_QUOTED_BYTES:]!r}",
         )
-    raise CompactionFailed(log=compaction.log_url, error=error, problem=problem)
+    raise _not_compacted(compaction, error, problem)
+
+
+def _not_compacted(compaction: Compaction, code: str, problem: str) -> PeerError:
+    """Return the error for a failed compaction. The log and its snapshot have the same content as
+    before. `code` is that of the cause.
+    """
+    return PeerError(
+        f"the log {compaction.log_url} was not compacted ({code}): {problem}", code=code
+    )
 
 
 _LOOK_S: Final = 1.0
@@ -253,7 +255,7 @@ class Compacting:
         began_ms, began_records = clock.now().boot_ms, self._records
         try:
             horizon, ahead = await self._compact_once(self._compaction)
-        except CompactionFailed as error:
+        except PeerError as error:
             self._not_before_ms = clock.now().boot_ms + RETRY_MS
             self._failed(error)
             return
@@ -312,12 +314,12 @@ class Compacting:
             _logger.warning(text, extra=fields)
         self._lapsed = held.lapsed
 
-    def _failed(self, error: CompactionFailed) -> None:
+    def _failed(self, error: PeerError) -> None:
         """Count a failure and log it, unless the last one was the same: a log that cannot be
         compacted fails every minute.
         """
         broker = self._worker.broker_id
-        if error.error == _OVERTAKEN:
+        if error.code == _OVERTAKEN:
             _logger.info("%s", error, extra={"broker": broker})
             return
         self._worker.metrics.compaction.failed()
@@ -327,5 +329,5 @@ class Compacting:
             _logger.warning(
                 "%s",
                 error,
-                extra={"broker": broker, "alarm": AlarmName.COMPACTION, "error": error.error},
+                extra={"broker": broker, "alarm": AlarmName.COMPACTION, "error": error.code},
             )

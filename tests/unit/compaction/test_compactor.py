@@ -12,10 +12,10 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import (
     ChannelIncomplete,
-    CompactionRefused,
     ForeignLog,
     LogTruncated,
     LogWentBack,
+    OperatorError,
     SnapshotFenced,
 )
 from equipoise.channel.core.snapshot_store import SnapshotRow
@@ -203,9 +203,8 @@ def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog, *, dies: b
     else:
         renewed(channel, 1, broker="b:1")
     written(log, channel)
-    with pytest.raises(CompactionRefused, match="broker a:1 reported at offset") as caught:
+    with pytest.raises(OperatorError, match=f"{log.name} is not.* broker a:1 reported at offset"):
         compacted(log)
-    assert log.name == caught.value.log
     assert (1, None) == (log.start(), log.compacted_snapshot().load())
     written(log, renewed(channel, 1, broker="b:1" if dies else "a:1"))
     assert channel.view.offset == compacted(log).horizon
@@ -225,7 +224,7 @@ def test_what_is_not_read_back_as_it_was_meant_removes_nothing(
         )
 
     monkeypatch.setattr(compacted_snapshot, "replace", lose_one)
-    with pytest.raises(CompactionRefused, match="is not what was written"):
+    with pytest.raises(OperatorError, match="is not what was written"):
         compacted(log)
     assert 1 == log.start()
 
@@ -236,7 +235,7 @@ def test_a_truncation_that_did_nothing_is_told(
 ) -> None:
     """A log that does not begin where it was cut is not called compacted."""
     monkeypatch.setattr(log, "truncate", lambda below, *, timeout_ms: None)
-    with pytest.raises(CompactionRefused, match="was to begin at offset 4 and begins at 1"):
+    with pytest.raises(OperatorError, match="was to begin at offset 4 and begins at 1"):
         compacted(log)
 
 

@@ -13,11 +13,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from equipoise.brokers.errors import (
-    Cancelled,
     InvalidRequest,
-    NotReady,
     Rejected,
     UnknownNamespace,
+    cancelled,
+    not_ready,
 )
 from equipoise.brokers.http.answers import REQUEST_ID, status_of, typed
 from equipoise.channel.core.errors import (
@@ -50,13 +50,13 @@ CASES = (
     Case(status=404, error=NotFound("there is no such bundle")),
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
     Case(status=412, error=invalid_boundaries(subject="a", problem="b")),
-    Case(status=409, error=Cancelled(bundle="a", move="transfer", problem="b")),
+    Case(status=409, error=cancelled(bundle="a", move="transfer", problem="b")),
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
     Case(status=503, error=LogStorageFull(log="sqlite:a.db")),
     Case(status=504, error=OutcomeUnknown(log="a", subject="b", problem="c")),
     Case(status=503, error=LogUnavailable(log="a", problem="b")),
     Case(status=503, error=Overloaded(what="a", limit=1)),
-    Case(status=503, error=NotReady(broker="a")),
+    Case(status=503, error=not_ready(broker="a")),
     Case(status=500, error=LogDamaged(log="a", problem="b")),
     Case(status=500, error=Bug("a")),
 )
@@ -157,7 +157,7 @@ async def test_an_error_is_answered_with_its_reason_and_code() -> None:
 @pytest.mark.parametrize("given", ["", "x" * 65, "two words", "ümlaut"])
 async def test_an_unprintable_or_long_request_id_is_replaced(given: str) -> None:
     async with (
-        client_of(NotReady(broker="a")) as client,
+        client_of(not_ready(broker="a")) as client,
         client.get("/path", headers={REQUEST_ID: given}) as response,
     ):
         replaced = response.headers[REQUEST_ID]

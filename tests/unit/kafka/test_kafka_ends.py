@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from equipoise.channel.core.errors import LogReplaced, LogUnavailable, LogWentBack
+from equipoise.channel.core.errors import LogUnavailable, LogWentBack, OperatorError
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.log import KafkaLog
 from tests.kafka.fake_kafka import SILENCE, FakeKafka
@@ -112,6 +112,6 @@ def test_who_may_not_append_proves_nothing(
 
 def test_nothing_is_appended_to_another_topic(kafka: FakeKafka, log: KafkaLog) -> None:
     kafka.identity, kafka.old_end = "other", 1
-    with pytest.raises(LogReplaced):
+    with pytest.raises(OperatorError):
         log.read(4, limit=10)
     assert 1 == kafka.headers

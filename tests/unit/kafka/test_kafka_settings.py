@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import CallerError, InvalidKafkaSetting
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.kafka.settings import (
     CONFIG_FILE_VARIABLE,
     CONFIG_VARIABLE,
@@ -111,7 +111,7 @@ def test_settings_are_lines_or_parts_of_one_line(text: str) -> None:
 @pytest.mark.parametrize("text", ["secret", "=secret", "Secret Name=x", "a=b\nsecret\n"])
 def test_a_text_that_is_no_setting_is_refused_and_not_repeated(text: str) -> None:
     """What is no `key=value` is told by its number, for it may be a password."""
-    with pytest.raises(InvalidKafkaSetting, match=r"number [12].*it is not key=value") as caught:
+    with pytest.raises(CallerError, match=r"number [12].*it is not key=value") as caught:
         parsed(text)
     assert "ecret" not in str(caught.value)
 
@@ -129,7 +129,7 @@ def test_settings_survive_the_way_to_a_child(settings: dict[str, str]) -> None:
     """
     try:
         text = as_text(settings)
-    except InvalidKafkaSetting:
+    except CallerError:
         assert any(len(value.splitlines()) > 1 for value in settings.values())
         return
     assert {setting: value.strip() for setting, value in settings.items()} == parsed(text)
@@ -138,16 +138,13 @@ def test_settings_survive_the_way_to_a_child(settings: dict[str, str]) -> None:
 @pytest.mark.parametrize("setting", sorted(FIXED))
 def test_what_the_log_rests_on_is_not_the_users_to_set(setting: str) -> None:
     """A setting that Equipoise itself must choose is refused by its name, with the reason."""
-    with pytest.raises(InvalidKafkaSetting, match="leave it out") as caught:
+    with pytest.raises(CallerError, match=f"'{setting}' .*leave it out"):
         checked({"client.id": "c", setting: "x"})
-    assert setting == caught.value.setting
 
 
 def test_an_append_must_hear_that_it_succeeded() -> None:
     """A client that reports failures alone would leave every append in doubt."""
-    with pytest.raises(
-        InvalidKafkaSetting, match="the order and the durability of the log depend on it"
-    ):
+    with pytest.raises(CallerError, match="the order and the durability of the log depend on it"):
         checked({"delivery.report.only.error": "true"})
 
 
@@ -175,12 +172,9 @@ def test_tokens_must_come_from_somewhere(name: str) -> None:
     """Without a method the library waits for a token forever. The error names what is missing, not
     the address.
     """
-    with pytest.raises(
-        InvalidKafkaSetting,
-        match=r"set it to oidc, and set sasl\.oauthbearer\.token\.endpoint\.url",
-    ) as caught:
+    problem = r"set it to oidc, and set sasl\.oauthbearer\.token\.endpoint\.url"
+    with pytest.raises(CallerError, match=rf"'sasl\.oauthbearer\.method' .*{problem}"):
         checked({"security.protocol": "sasl_plaintext", name: "OAUTHBEARER"})
-    assert "sasl.oauthbearer.method" == caught.value.setting
 
 
 @pytest.mark.parametrize(
@@ -233,11 +227,11 @@ def test_the_environment_goes_before_the_file(
         "client.id": "c",
     } == kafka_settings()
     file.unlink()
-    with pytest.raises(InvalidKafkaSetting, match="the file cannot be read"):
+    with pytest.raises(CallerError, match="the file cannot be read"):
         kafka_settings()
     monkeypatch.delenv(CONFIG_FILE_VARIABLE)
     monkeypatch.setenv(CONFIG_VARIABLE, "acks=1")
-    with pytest.raises(InvalidKafkaSetting, match="'acks' cannot be used"):
+    with pytest.raises(CallerError, match="'acks' cannot be used"):
         kafka_settings()
 
 

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from equipoise.brokers.errors import Cancelled
 from equipoise.brokers.operations.outcomes import Outcomes
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from tests.channels.folding import channel_with
@@ -52,7 +52,7 @@ def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
     story.add("b", partial(propose.refuse_transfer, problem="no room"))
     assert "b could not prepare it: no room" == story.problem()
     with pytest.raises(
-        Cancelled, match=r"came back to a, token .*: b could not prepare it: no room"
+        PeerError, match=r"came back to a, token .*: b could not prepare it: no room"
     ):
         story.outcomes.check(story.name, story.channel.view, destination=None)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import CompactionFailed
 from equipoise.brokers.runtime.loops import compacting
 from equipoise.brokers.runtime.loops.compacting import (
     Compacting,
@@ -22,6 +21,7 @@ from equipoise.brokers.runtime.loops.compacting import (
     compact_once_of,
 )
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
 from tests.unit.http.cluster import cluster, until
@@ -47,7 +47,7 @@ def failing(error: str) -> Outcome:
     """Return a compaction that fails with an error of this name."""
 
     def fail() -> Done:
-        raise CompactionFailed(log="memory:x", error=error, problem="it could not be")
+        raise PeerError("it could not be", code=error)
 
     return fail
 
@@ -180,11 +180,11 @@ async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
 async def test_an_error_in_the_thread_is_a_failed_compaction(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         config = brokers.brokers[0].worker.config
-        with pytest.raises(CompactionFailed) as caught:
+        with pytest.raises(PeerError) as caught:
             await compact_in_thread(
                 Compaction(log_url=config.log_url, cluster="another", retain="7d")
             )
-        assert "ForeignLog" == caught.value.error
+        assert "ForeignLog" == caught.value.code
 
 
 async def test_a_log_without_records_has_no_horizon(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_a_failure_of_the_child_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_max: float, error: str
 ) -> None:
     monkeypatch.setattr(compacting, "COMPACT_S_MAX", seconds_max)
-    with pytest.raises(CompactionFailed, match=error):
+    with pytest.raises(PeerError, match=error):
         await compact_in_child(
             Compaction(log_url=f"sqlite:{tmp_path / 'none'}", cluster="c", retain="7d")
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.kafka.settings import address_of
 from equipoise.spark_jobs.sources.kafka_options import connector_options
 from equipoise.spark_jobs.sources.kafka_source import pattern_of, starting_offsets, topics_of
@@ -118,7 +118,7 @@ def test_settings_are_translated(case: Mapped) -> None:
     ],
 )
 def test_settings_without_counterpart_are_refused(settings: Mapping[str, str], named: str) -> None:
-    with pytest.raises(InvalidKafkaSetting, match=named):
+    with pytest.raises(CallerError, match=named):
         connector_options(settings, read=read)
 
 
