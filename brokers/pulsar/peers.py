@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Final, Self
+from weakref import WeakValueDictionary
 
 import aiohttp
 from yarl import URL
@@ -96,8 +96,10 @@ class Peers:
         self._timeout_ms = timeout_ms
         self._moving_ms = moving_ms
         self._http: aiohttp.ClientSession | None = None
-        self._running: dict[str, asyncio.Task[Sequence[str]]] = {}
+        # By namespace: the question that waits for the running one, and the lock that this one has.
+        # A lock goes when nobody holds it or waits for it.
         self._next: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._asking = WeakValueDictionary[str, asyncio.Lock]()
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
@@ -110,9 +112,20 @@ class Peers:
     async def topics_of(self, namespace: str) -> Sequence[str]:
         """Return the sorted full names of a namespace's topics on all brokers.
 
+        All callers that arrive while an earlier question runs share one question: clients that
+        subscribe to a pattern ask all at once. They do not get the earlier answer: it may predate
+        their call and lack a topic that they have just created.
+
         Raises `NotAnswered` if a broker does not answer, or if a bundle kept moving.
         """
-        return await self._shared(namespace, lambda: self._list_all(namespace))
+        task = self._next.get(namespace)
+        if task is None:
+            task = self._next[namespace] = asyncio.get_running_loop().create_task(
+                self._list_behind(namespace), name=f"the topics of {namespace}"
+            )
+            # Waiting callers get the exception; retrieve it in case there are none.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
 
     def here(self, namespace: str) -> Listing:
         """Return this broker's listing of a namespace. Bundles of other services have no topics in
@@ -246,39 +259,11 @@ class Peers:
                 return sorted({topic for listing in listings for topic in listing.topics})
             await self._again(namespace, deadline)
 
-    async def _shared(
-        self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]
-    ) -> Sequence[str]:
-        """Share one question among all callers that arrive while an earlier one runs. Clients that
-        subscribe to a pattern ask all at once.
-
-        They do not get the earlier answer: it may predate their call and lack a topic that they
-        have just created.
-        """
-        task = self._next.get(what)
-        if task is None:
-            task = self._next[what] = asyncio.get_running_loop().create_task(
-                self._behind(what, ask), name=f"the topics of {what}"
-            )
-            task.add_done_callback(partial(self._finished, what))
-        return await asyncio.shield(task)
-
-    async def _behind(
-        self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]
-    ) -> Sequence[str]:
+    async def _list_behind(self, namespace: str) -> Sequence[str]:
         """Ask once the running question has ended."""
-        running = self._running.get(what)
-        if running is not None:
-            await asyncio.wait([running])
-        self._running[what] = self._next.pop(what)
-        return await ask()
-
-    def _finished(self, what: str, task: asyncio.Task[Sequence[str]]) -> None:
-        if self._running.get(what) is task:
-            del self._running[what]
-        if not task.cancelled():
-            # Waiting callers get the exception; retrieve it in case there are none.
-            task.exception()
+        async with self._asking.setdefault(namespace, asyncio.Lock()):
+            del self._next[namespace]
+            return await self._list_all(namespace)
 
     async def _ask(self, broker: BrokerEntry, path: str, method: str = "GET") -> object:
         """Return a broker's answer, or None if it has none. Raise `NotAnswered`."""

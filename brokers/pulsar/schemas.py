@@ -51,8 +51,8 @@ class Schemas:
         """Store a schema and return its version. A schema that the topic does not have yet becomes
         its newest.
 
-        If `is_newest` is False (it comes from another broker), it becomes the newest only if the
-        topic has no other.
+        If `is_newest` is False (another broker has it, in one version or another), it becomes the
+        newest only if the topic has no other.
         """
         version = self._store(topic, schema)
         versions = self._versions.setdefault(topic, OrderedDict())
@@ -142,7 +142,10 @@ class ClusterSchemas:
         if answer is None:
             return known
         schema = read(answer)
-        made = self._schemas.add(name, schema, is_newest=False)
+        # The owner's newest is also the newest here, unless a client registered one meanwhile: this
+        # broker may own the topic next, and clients send their schemas in any order.
+        is_newest = version is None and known == self._schemas.find(name, None)
+        made = self._schemas.add(name, schema, is_newest=is_newest)
         return known if version is not None and made != version else (made, schema)
 
     async def forget(self, topic: TopicName) -> None:
