@@ -31,17 +31,17 @@ from functools import partial
 from typing import Final
 
 from equipoise.channel.core.errors import compaction_refused
-from equipoise.channel.core.log import Log
-from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import Renewed
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
     Check,
     CompactedSnapshot,
+    Log,
     Progress,
     SnapshotRow,
     unchecked,
     unwatched,
 )
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration, restoration
 from equipoise.channel.snapshots.snapshot_rows import (
@@ -53,8 +53,7 @@ from equipoise.channel.snapshots.snapshot_rows import (
     rows_of,
 )
 from equipoise.compaction.history_snapshot import HistorySnapshotMove
-from equipoise.compaction.holds import holds_in
-from equipoise.compaction.retention import Retention, check_cut, cut_position, newest_ms
+from equipoise.compaction.retention import Retention, check_cut, cut_position, holds_in, newest_ms
 from equipoise.compaction.writing import SNAPSHOT, Scribe, Step
 
 RECORDS_BETWEEN: Final = 8_000
@@ -74,7 +73,7 @@ class Compacted:
     * `start_before`, `start`: the log's start before and after. `end`: the position of its last
       record.
     * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives with outdated
-      holds (`compaction.holds`).
+      holds (`compaction.retention`).
     * `ahead`: the logical offset of the first folded record whose time is ahead of this machine's
       clock (`Log.ahead`).
     """

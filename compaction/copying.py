@@ -54,16 +54,19 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
     OperatorError,
 )
-from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
-from equipoise.channel.core.propose import Author
-from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import INTEGER_MAX, AnyRecord, Genesis, LevelRecord
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    READ_ENTRIES_MAX,
     CompactedSnapshot,
+    Entry,
+    Log,
     Progress,
     SnapshotStore,
     unwatched,
 )
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import INTEGER_MAX, AnyRecord, Genesis, LevelRecord
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import propose as propose_and_wait
 from equipoise.channel.log.open_log import log_path, open_log

@@ -30,19 +30,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.channel.core.errors import LogDamaged
-from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX
-from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import CompactedSnapshot, SnapshotRow
-from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import (
-    FoundSnapshot,
-    has_whole_channel,
-    history_snapshot_of,
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    READ_ENTRIES_MAX,
+    CompactedSnapshot,
+    SnapshotRow,
 )
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration
 from equipoise.channel.snapshots.snapshot_rows import (
+    FoundSnapshot,
     Marker,
     encode_marker,
+    has_whole_channel,
+    history_snapshot_of,
     marker_of,
     rows_of,
     view_of,

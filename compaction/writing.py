@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from equipoise.channel.core.errors import SnapshotFenced, compaction_refused
-from equipoise.channel.core.log import Log
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
     LOADS_MAX,
     Check,
     CompactedSnapshot,
+    Log,
     SnapshotRow,
     SnapshotStore,
 )

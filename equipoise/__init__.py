@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
     from equipoise.channel.system.deadline import Deadline
-    from equipoise.shedder.bundle_load import BundleLoad, Messaging
+    from equipoise.shedder.loads import BundleLoad, Messaging
 
 __all__ = [
     "Bundle",
@@ -64,7 +64,7 @@ __all__ = [
 
 _MODULES: Final = {
     "Bundle": "brokers.runtime.service",
-    "BundleLoad": "shedder.bundle_load",
+    "BundleLoad": "shedder.loads",
     "Client": "brokers.client.client",
     "ClientInThread": "brokers.client.client",
     "Cluster": "brokers.testing.virtual_cluster",
@@ -72,7 +72,7 @@ _MODULES: Final = {
     "Equipoise": "brokers.sharded.program",
     "Identity": "brokers.security.identity",
     "Keyed": "brokers.sharded.keyed",
-    "Messaging": "shedder.bundle_load",
+    "Messaging": "shedder.loads",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
     "PostgresStore": "brokers.sharded.stores",

@@ -21,8 +21,7 @@ from typing import Final, TypeVar
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
 from equipoise.channel.core.errors import CallerError, OperatorError
-from equipoise.lab.oracle import Floor, floor_at, front
-from equipoise.lab.results import Metrics, Result
+from equipoise.lab.results import Floor, Metrics, Result, floor_at, front
 from equipoise.lab.running import run
 from equipoise.lab.traces import Trace, Traces
 

@@ -27,11 +27,9 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import AnyRecord, Joined
 from equipoise.channel.core.view import View, apply
-from equipoise.lab.oracle import starting_owners
-from equipoise.lab.results import Owners, Result, RunMove, evenness
+from equipoise.lab.results import Owners, Result, RunMove, evenness, starting_owners
 from equipoise.lab.traces import Trace
-from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.loads import Load, Resources, Use, averaged
+from equipoise.shedder.loads import BundleLoad, Load, Resources, Use, averaged
 from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import EndedMove, Since

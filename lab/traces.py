@@ -1,4 +1,5 @@
-"""Define load traces, and generate the eleven kinds that policies are compared on.
+"""Define load traces, generate the eleven kinds that policies are compared on, and record what a
+running cluster reports.
 
 Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is
 part of its trace.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from equipoise.channel.core.errors import CallerError
+from equipoise.shedder.snapshot import IDLE_COST, Snapshot
 
 Loads = NDArray[np.float64]
 
@@ -274,3 +276,76 @@ def _half_used(sizes: Loads, load: float) -> tuple[TraceBroker, ...]:
 
 def _bundle_name(number: int) -> str:
     return f"bundle-{number:06d}"
+
+
+_UNREPORTED: Final = 0.5  # The assumed mean use of brokers that report none.
+
+
+@dataclass(slots=True)
+class Recording:
+    """The steps recorded so far, `step_s` seconds each. Add each step with `note`, then make the
+    `trace`.
+
+    Costs are the long averages of the brokers' reports, so short noise is missing from the trace.
+    See `shedder.snapshot` for the cost of a bundle that no report names.
+    """
+
+    step_s: float
+    _loads: list[dict[str, float]] = field(default_factory=list)
+    _members: dict[str, list[int]] = field(default_factory=dict)
+    _capacities: dict[str, int] = field(default_factory=dict)
+    _used: float = 0.0
+    _cost: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps recorded so far."""
+        return len(self._loads)
+
+    def note(self, snapshot: Snapshot, used: Mapping[str, float]) -> None:
+        """Add a step. `used` is the reported use of brokers (1.0 = 100 %).
+
+        Brokers whose report does not count weigh their bundles by the reports of others.
+        """
+        step, loads = len(self._loads), dict[str, float]()
+        for broker in snapshot.brokers:
+            self._members.setdefault(broker.broker, []).append(step)
+            self._capacities[broker.broker] = broker.capacity
+            costs = {bundle.name: max(0.0, bundle.cost - IDLE_COST) for bundle in broker.bundles}
+            loads.update(costs)
+            if broker.barred is None and broker.broker in used:
+                self._cost += sum(costs.values())
+                self._used += used[broker.broker] * broker.capacity
+        self._loads.append(loads)
+
+    def trace(self, name: str) -> Trace:
+        """Return the trace. A bundle that does not exist in a step has no load there.
+
+        The capacity of brokers is chosen so that they are used in the trace as much as they
+        reported. Raises `CallerError` if there is nothing to record.
+        """
+        bundles = sorted({bundle for loads in self._loads for bundle in loads})
+        if not bundles or not self._members:
+            raise CallerError(
+                "there is nothing to record: no broker owns a bundle; start brokers, and create a"
+                " namespace"
+            )
+        loads = np.array([[each.get(bundle, 0.0) for bundle in bundles] for each in self._loads])
+        declared = sum(self._capacities.values())
+        mean = float(loads.sum(axis=1).mean()) or 1.0
+        unit = (
+            self._cost / self._used if self._used and self._cost else mean / declared / _UNREPORTED
+        )
+        last = len(self._loads) - 1
+        brokers = tuple(
+            TraceBroker(
+                broker=broker,
+                capacity=self._capacities[broker] * unit,
+                joins_s=steps[0] * self.step_s,
+                leaves_s=None if steps[-1] == last else (steps[-1] + 1) * self.step_s,
+            )
+            for broker, steps in sorted(self._members.items())
+        )
+        return Trace(
+            name=name, step_s=self.step_s, bundles=tuple(bundles), brokers=brokers, loads=loads
+        )

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from equipoise.channel.core.log import Progress
 from equipoise.channel.core.ranges import namespace_in
-from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Archive, Members
 from equipoise.pulsar_cluster.confirming import asking, confirm

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.core.errors import OperatorError, PeerError
+from equipoise.channel.core.log import Progress
 from equipoise.channel.core.ranges import BundleName
-from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.inspect.story import overlaps
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin

@@ -111,6 +111,17 @@ class Picking:
                 )
             )
 
+    def shed(self, broker: str, need: float, *, comparison: str, reason: str) -> None:
+        """Plan that `broker` sheds its heaviest bundles, which together carry `need` bytes per
+        second. A broker keeps at least one bundle.
+        """
+        bundles = self.movable(broker, weight=throughput)
+        one_stays = not self.pulsar_exact and len(bundles) == self.loads[broker].bundle_count
+        chosen = up_to(bundles, need, one_stays=one_stays)
+        self.give(chosen, broker, reason=reason)
+        if not chosen:
+            self.stays[broker] = f"{comparison}, but none of its reported bundles can move"
+
     def plan(self, *, idle: str, mean: float | None = None) -> Plan:
         """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason
         of its own.

@@ -19,9 +19,8 @@ from typing import Final, get_args, get_type_hints
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.balanced import BalancedShedder
-from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.policy import MEANING, Policy
-from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.threshold import OverloadShedder, ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 

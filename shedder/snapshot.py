@@ -5,7 +5,7 @@ the load bus.
   counts at its destination, and a report older than a move does no harm: the weight follows the
   bundle.
 * A report names only the busiest bundles, and carries the costs of many more in a column
-  (`shedder.cost_column`). Each other bundle weighs an equal part of the rest of its broker's cost.
+  (`shedder.loads`). Each other bundle weighs an equal part of the rest of its broker's cost.
   A bundle that has just come is in neither: what its broker has counted covers only a part of a
   period, and equal bundles would look unequal.
 * `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers'
@@ -21,9 +21,7 @@ from typing import Final
 
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.cost_column import tag_of, unpack
-from equipoise.shedder.loads import Load, Weights, fault_of
+from equipoise.shedder.loads import BundleLoad, Load, Weights, fault_of, tag_of, unpack
 
 # Costs are in calls per second. The other weights are amounts that take a broker about as long as
 # one small call: to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100 sessions alive for a

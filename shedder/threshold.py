@@ -1,5 +1,5 @@
-"""Implement Pulsar's `ThresholdShedder`: brokers above the mean plus a threshold shed the excess
-and 5 % more.
+"""Implement Pulsar's `ThresholdShedder` and `OverloadShedder`: brokers above the mean plus a
+threshold, or above a fixed one, shed throughput until they are 5 % below.
 
 Placement chooses where the bundles go.
 """
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from equipoise.shedder.loads import blend
-from equipoise.shedder.picking import BYTES_MIN, Picking, throughput, up_to
+from equipoise.shedder.picking import BYTES_MIN, Picking
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import (
     ANY,
@@ -26,7 +26,8 @@ from equipoise.shedder.policy import (
 from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
-# What is shed in addition to the excess: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
+# What is shed in addition to the excess: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN` of both
+# strategies.
 _MARGIN: Final = 0.05
 
 # The share of the threshold that the most used broker sheds if another is far below the mean:
@@ -127,17 +128,11 @@ class ThresholdShedder(Policy):
                 f"{comparison}, but its only bundle is too heavy for another broker: split it"
             )
             return
-        bundles = picking.movable(broker, weight=throughput)
-        chosen = up_to(
-            bundles, need, one_stays=not self.pulsar_exact and len(bundles) == load.bundle_count
-        )
         reason = (
             f"threshold: {broker} should give {format_rate(need)} of"
             f" {format_rate(load.traffic.bytes_per_second)}: {comparison}"
         )
-        picking.give(chosen, broker, reason=reason)
-        if not chosen:
-            picking.stays[broker] = f"{comparison}, but none of its reported bundles can move"
+        picking.shed(broker, need, comparison=comparison, reason=reason)
 
     def _shed_for_the_least_used(
         self, picking: Picking, uses: Mapping[str, float], mean: float
@@ -162,3 +157,59 @@ def _mean_of(uses: Mapping[str, float]) -> float:
 
 def _use_and_mean(use: float, mean: float) -> str:
     return f"use is {format_percent(use)} (mean: {format_percent(mean)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadShedder(Policy):
+    """Pulsar's, which unloads brokers above a fixed use.
+
+    Example: a broker at 95 % with a threshold of 85 % sheds (95 - 85) + 5 = 15 % of its throughput.
+    By default nothing moves if no broker is below the threshold, and a broker keeps at least one
+    bundle.
+    """
+
+    overloaded_percent: float = setting(
+        "Use above which a broker gives bundles, in percent.", ANY, default=85
+    )
+    pulsar_exact: bool = setting(EXACT, default=False)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {"overload.overloaded_percent": SearchRange(least=20, most=95)}
+    )
+
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
+        """See `Policy.plan`. It remembers nothing."""
+        picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
+        threshold = self.overloaded_percent / 100
+        uses = {
+            broker: snapshot.weights.weighted_max(load.resources)
+            for broker, load in picking.loads.items()
+        }
+        has_taker = self.pulsar_exact or any(use < threshold for use in uses.values())
+        for broker, use in uses.items():
+            if use < threshold:
+                picking.stays[broker] = (
+                    f"use is {format_percent(use)} (allowed: up to {format_percent(threshold)})"
+                )
+            elif not has_taker:
+                picking.stays[broker] = (
+                    f"use is {format_percent(use)}, and no broker with less use can take a bundle"
+                )
+            else:
+                self._shed(picking, broker, use)
+        return picking.plan(idle="no broker is overloaded and has a bundle that can move"), memory
+
+    def _shed(self, picking: Picking, broker: str, use: float) -> None:
+        load, comparison = picking.loads[broker], f"use is {format_percent(use)}"
+        if load.bundle_count < 2:  # noqa: PLR2004
+            picking.stays[broker] = (
+                f"{comparison}, but its only bundle would overload another broker: split it"
+            )
+            return
+        need = load.traffic.bytes_per_second * (use - self.overloaded_percent / 100 + _MARGIN)
+        reason = (
+            f"overload: the use of {broker} is {format_percent(use)} (allowed: up to"
+            f" {self.overloaded_percent:.0f} %); it should give {format_rate(need)} of"
+            f" {format_rate(load.traffic.bytes_per_second)}"
+        )
+        picking.shed(broker, need, comparison=comparison, reason=reason)

@@ -16,10 +16,16 @@ from pyspark.errors import PySparkException
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
-from equipoise.lab.grid import FinishedRun, FrontPoint, PlannedRun, fronts, planned_runs
 from equipoise.lab.results import Metrics
 from equipoise.lab.running import run
-from equipoise.lab.search import run_options
+from equipoise.lab.search import (
+    FinishedRun,
+    FrontPoint,
+    PlannedRun,
+    fronts,
+    planned_runs,
+    run_options,
+)
 from equipoise.lab.trace_files import traces_named
 from equipoise.lab.traces import Traces
 from equipoise.spark_jobs.streams.causes import cause_of, spark_failed

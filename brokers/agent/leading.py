@@ -17,12 +17,12 @@ from equipoise.brokers.agent.effects import Alarm, AlarmName
 from equipoise.brokers.agent.membership import Membership
 from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
-from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement, places_elsewhere
 from equipoise.brokers.balancing.policies import (
     FAILURE_DOMAIN,
     QUARANTINE,
     Maintenance,
+    maintenance_of,
     quarantine_key,
 )
 from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.brokers.balancing.failure_domains import domains_in, maintenance_of
 from equipoise.brokers.balancing.policies import (
     FREEZE,
     PAUSE_KEY,
@@ -24,7 +23,9 @@ from equipoise.brokers.balancing.policies import (
     FailureDomain,
     Maintenance,
     Quarantine,
+    domains_in,
     is_maintenance,
+    maintenance_of,
     parse_policy,
 )
 from equipoise.brokers.balancing.quarantine import quarantined_in

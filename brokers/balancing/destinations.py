@@ -13,7 +13,7 @@ Theory of operation:
 **Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order
 of choice:
 
-1. Failure domains (`brokers.balancing.failure_domains`): those with the fewest other namespaces of
+1. Failure domains (`brokers.balancing.policies`): those with the fewest other namespaces of
    the group. Of these, the domain that already has the bundle's namespace, so that a namespace uses
    few domains.
 2. Brokers with the fewest other namespaces of the group; of these, those with the fewest bundles of
@@ -32,13 +32,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_by_broker, maintenance_of
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
 from equipoise.brokers.balancing.policies import (
     ClusterPolicies,
     Isolation,
     Pattern,
+    domain_of,
+    domains_by_broker,
     is_named,
+    maintenance_of,
     read_policies,
 )
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry

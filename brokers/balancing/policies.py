@@ -14,8 +14,8 @@ numbers: `primary.0`, `primary.1`. The kinds:
 * `pin`: bundles of `namespace` may use only `brokers.N`. With `range` (`0xLOW_0xHIGH`), only
   bundles that overlap it are pinned. Pulsar has no pins.
 * `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a
-  broker declares on joining. A broker is in one domain; if two records name it, the first domain by
-  name counts.
+  broker declares on joining (see `domain_of`). A broker is in one domain; if two records name it,
+  the first domain by name counts.
 * `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and
   gives away those that it has, for the `reason`. At `until_ms` (Unix time; 0: no end) the leader
   removes the policy, and it applies until it is removed.
@@ -36,15 +36,15 @@ back. It must match the whole name of a namespace, or a broker's whole id or hos
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import re2
 
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.brokers.security.rights import Right
-from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -679,3 +679,67 @@ _PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
     TENANT: _tenant,
     GRANT: _grant,
 }
+
+
+BY_BROKER = "broker"
+"""The source of a domain that the broker declares itself."""
+
+
+class Domain(NamedTuple):
+    """The failure domain of a broker, and its source: the key of a policy, or `BY_BROKER`. Both are
+    None if there is none.
+    """
+
+    name: str | None
+    source: str | None
+
+
+def domain_of(broker: BrokerEntry, policies: Mapping[str, FailureDomain]) -> Domain:
+    """Return the failure domain of a broker. `policies` are those of `domains_by_broker` or
+    `domains_in`.
+    """
+    policy = policies.get(broker.broker)
+    if policy is not None:
+        return Domain(policy.domain, policy.name)
+    declared = broker.joined.failure_domain
+    return Domain(declared, BY_BROKER) if declared else Domain(None, None)
+
+
+def domains_by_broker(policies: Iterable[FailureDomain]) -> Mapping[str, FailureDomain]:
+    """Return the policy of each broker that one names. Of several, the first one counts."""
+    found: dict[str, FailureDomain] = {}
+    for policy in policies:
+        for broker in policy.brokers:
+            found.setdefault(broker, policy)
+    return found
+
+
+def maintenance_of(
+    maintenances: Collection[Maintenance],
+    domains: Mapping[str, FailureDomain],
+    brokers: Iterable[BrokerEntry],
+) -> Mapping[str, Maintenance]:
+    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own
+    comes before that of its domain.
+
+    `domains` are the policies of `domains_by_broker`.
+    """
+    if not maintenances:
+        return {}
+    known = {(policy.is_of_domain, policy.subject): policy for policy in maintenances}
+    found = {
+        broker.broker: known.get((False, broker.broker))
+        or known.get((True, domain_of(broker, domains).name or ""))
+        for broker in brokers
+    }
+    return {broker: policy for broker, policy in found.items() if policy is not None}
+
+
+def domains_in(view: View) -> Mapping[str, FailureDomain]:
+    """Return the policies of a view by broker."""
+    prefix = f"{FAILURE_DOMAIN}/"
+    return domains_by_broker(
+        policies_in(
+            {key: entry.document for key, entry in view.policies.items() if key.startswith(prefix)}
+        ).domains
+    )

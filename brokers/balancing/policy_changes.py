@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from equipoise.brokers.balancing.destinations import Destinations, isolated, meant_by, not_up
-from equipoise.brokers.balancing.failure_domains import domains_in
 from equipoise.brokers.balancing.named import namespaces_of
 from equipoise.brokers.balancing.policies import (
     ABOUT_PLACEMENT,
@@ -26,6 +25,7 @@ from equipoise.brokers.balancing.policies import (
     Maintenance,
     Pin,
     Tenant,
+    domains_in,
     is_maintenance,
     parse_policy,
     policies_in,

@@ -29,8 +29,7 @@ from equipoise.channel.log.blocking_view import read_on
 
 if TYPE_CHECKING:
     from equipoise.lab.comparing import Contender
-    from equipoise.lab.recording import Recording
-    from equipoise.lab.traces import Shape
+    from equipoise.lab.traces import Recording, Shape
     from equipoise.lab.tuning import Search
 
 app = group("Measure balancing policies on load traces.")
@@ -180,7 +179,7 @@ def run_one(
     """
     _check_extra()
     from equipoise.lab.comparing import settings_of
-    from equipoise.lab.oracle import floor_at, front
+    from equipoise.lab.results import floor_at, front
     from equipoise.lab.running import run
     from equipoise.lab.trace_files import traces_named
 
@@ -331,7 +330,7 @@ def record(
 
 def _recorded(channel: Channel, *, steps: int, step_s: float) -> Recording:
     """Record so many steps, or until Ctrl-C after the first."""
-    from equipoise.lab.recording import Recording
+    from equipoise.lab.traces import Recording
 
     recording = Recording(step_s=step_s)
     began_s = time.monotonic()

@@ -21,9 +21,8 @@ from equipoise.brokers.operations.access import Access, attached, opened
 from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.brokers.operations.outcomes import Answer
 from equipoise.channel.core.errors import InvalidName, LogNotBegun, invalid_log_url
-from equipoise.channel.core.log import Log
+from equipoise.channel.core.log import Log, Progress
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
-from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.channel.system.deadline import Deadline
 

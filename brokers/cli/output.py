@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.outcome import JSON_FLAG
-from equipoise.channel.core.snapshot_store import Progress, unwatched
+from equipoise.channel.core.log import Progress, unwatched
 from equipoise.channel.system.log_lines import printable
 
 Row = Mapping[str, object]

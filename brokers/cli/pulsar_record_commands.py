@@ -108,8 +108,8 @@ def trace(
     load of a bundle is that of its owner's newest report.
     """
     try:
-        from equipoise.lab.recording import Recording
         from equipoise.lab.trace_files import check_suffix, description_of, write_trace
+        from equipoise.lab.traces import Recording
     except ImportError as error:
         raise missing_extra(what="a load trace", extra="lab") from error
     from equipoise.pulsar_cluster.gathering import replayed

@@ -10,7 +10,6 @@ from typing import Final
 
 from equipoise.brokers.balancing.controls import maintenances_in, why_frozen
 from equipoise.brokers.balancing.destinations import Destinations
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
 from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
@@ -24,6 +23,8 @@ from equipoise.brokers.balancing.policies import (
     USAGE_THRESHOLD_DEFAULT,
     Control,
     Maintenance,
+    domain_of,
+    domains_in,
     is_maintenance,
     items_of,
     parse_policy,

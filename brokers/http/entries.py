@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from equipoise.brokers.balancing.controls import why_frozen
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.named import server_of
-from equipoise.brokers.balancing.policies import Maintenance
+from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains_in
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View

@@ -21,8 +21,9 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
-from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
 from equipoise.shedder.loads import (
+    COSTS_MAX,
+    ENTRY_BYTES,
     RATES,
     BundleTraffic,
     Load,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.loads import Resources
+from equipoise.shedder.loads import BundleLoad, Messaging, Resources
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.cost_column import pack
 from equipoise.shedder.cost_windows import CostWindows
-from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic
+from equipoise.shedder.loads import BundleLoad, BundleTraffic, Load, Resources, Traffic, pack
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 

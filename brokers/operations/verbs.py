@@ -25,7 +25,6 @@ from equipoise.brokers.agent.requests import (
     StartDeletingNamespace,
 )
 from equipoise.brokers.balancing.controls import freeze_key
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.grants import (
     check_role,
     grant_key,
@@ -44,6 +43,8 @@ from equipoise.brokers.balancing.policies import (
     PAUSE_KEY,
     TENANT,
     control_document,
+    domain_of,
+    domains_in,
     grant_document,
     quarantine_key,
     tenant_document,

@@ -21,7 +21,7 @@ from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import BundleLoad, Messaging
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

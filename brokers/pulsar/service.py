@@ -38,7 +38,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.core.records import Document
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 
 _NO_POLICIES: Final[Document] = {}
 

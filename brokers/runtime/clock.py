@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from equipoise.brokers.agent.events import Instant
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 
 NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 

@@ -19,7 +19,7 @@ from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.core.ranges import bundle_contains, key_hash
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 
 if TYPE_CHECKING:
     from aiohttp.web import RouteDef

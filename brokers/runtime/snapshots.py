@@ -28,10 +28,9 @@ from equipoise.channel.core.errors import (
     SnapshotDamaged,
     without_password,
 )
-from equipoise.channel.core.log import Log
+from equipoise.channel.core.log import Log, Progress, unwatched
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import from_bytes, still
-from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
 from equipoise.channel.snapshots.restore import restored

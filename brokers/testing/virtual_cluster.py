@@ -21,7 +21,7 @@ from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import (

@@ -23,8 +23,7 @@ from equipoise.brokers.runtime.router import OpenedBundles, Router, all_of, by_o
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
-from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded

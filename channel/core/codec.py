@@ -33,7 +33,6 @@ from equipoise.channel.core.fields import (
     text,
     texts,
 )
-from equipoise.channel.core.frozen import blank
 from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.records import (
@@ -59,6 +58,7 @@ from equipoise.channel.core.records import (
     Split,
     State,
     Unreadable,
+    blank,
 )
 
 _INTEGER_BITS: Final = INTEGER_MAX.bit_length()

@@ -12,10 +12,9 @@ from equipoise.channel.core.digest import (
     sequence_weight,
     weight,
 )
-from equipoise.channel.core.frozen import blank, hot_frozen
 from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
 from equipoise.channel.core.ranges import bundle_contains, bundle_name
-from equipoise.channel.core.records import Document, Joined, Reason, State
+from equipoise.channel.core.records import Document, Joined, Reason, State, blank, hot_frozen
 
 BrokerStatus = Literal["up", "draining", "left", "down"]
 

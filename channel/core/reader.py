@@ -14,7 +14,6 @@ from equipoise.channel.core.errors import (
     LogClosed,
     LogWentBack,
 )
-from equipoise.channel.core.frozen import hot_frozen
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.records import (
     LEVEL_CLOSED,
@@ -22,6 +21,7 @@ from equipoise.channel.core.records import (
     AnyRecord,
     Genesis,
     Unreadable,
+    hot_frozen,
 )
 from equipoise.channel.core.view import View, apply
 

@@ -43,19 +43,19 @@ from equipoise.channel.core.log import (
     FIRST_OFFSET,
     READ_ENTRIES_MAX,
     Entry,
+    SnapshotStore,
     check_batch,
     check_position,
 )
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.snapshot_store import SnapshotStore
 from equipoise.channel.kafka.answers import KafkaFailed, Sent, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer
 from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
 from equipoise.channel.kafka.topic import HEADER, fitting_topic, mark, needed_of_log
+from equipoise.channel.system.clocks import latest_ms, position_by
 from equipoise.channel.system.deadline import Deadline
-from equipoise.channel.system.log_time import latest_ms, position_by
 
 OPEN_MS_MAX: Final = 10_000
 """How long opening waits for Kafka: an election of the partition's leader and a slow name

@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Final
 
 from equipoise.channel.core.errors import LogUnavailable, SnapshotFenced, compaction_refused
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
     Check,
     CompactedSnapshot,
     Progress,

@@ -21,21 +21,19 @@ from equipoise.channel.core.log import (
     FIRST_OFFSET,
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
-    Entry,
-    check_batch,
-    check_position,
-)
-from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.side_log import Document, Kept, SideTopic
-from equipoise.channel.core.snapshot_store import (
     Check,
     CompactedSnapshot,
+    Entry,
     Progress,
     SnapshotRow,
+    check_batch,
+    check_position,
     unchecked,
     unwatched,
 )
-from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.side_log import Document, Kept, SideTopic
+from equipoise.channel.system.clocks import latest_ms, next_ms, position_by
 
 _NO_CLAIM: Final = -1
 """Never the newest claim."""

@@ -50,7 +50,7 @@ from equipoise.channel.log.append_queue import (
     append_batch,
 )
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 from equipoise.channel.system.deadline import Deadline
 
 FROM_NOTHING: Final = FIRST_OFFSET - 1

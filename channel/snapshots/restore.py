@@ -12,24 +12,28 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.channel.core.errors import ChannelIncomplete, CompactedSnapshotDamaged
-from equipoise.channel.core.log import FIRST_OFFSET, Log
-from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
     LOADS_MAX,
     Check,
     CompactedSnapshot,
+    Log,
     Progress,
     unchecked,
     unwatched,
 )
+from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import (
+from equipoise.channel.snapshots.snapshot_rows import (
+    Marker,
     base_of,
+    check_log,
+    decode_marker,
     has_whole_channel,
     history_snapshot_of,
     is_whole,
+    view_of,
 )
-from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Define, create and recognise the tables of an SQLite log.
 
 * `entries` holds the records.
-* `log` holds one row: the bounds, and the time of the newest append (see `log_time`).
+* `log` holds one row: the bounds, and the time of the newest append (see `clocks`).
 * `SNAPSHOT` holds the snapshot's rows, each with the number of the replacement that wrote it.
   `SNAPSHOT`_marker holds one row with the newest number that counts (see `snapshot_store`).
 * `HISTORY` and its marker are the same for the history snapshot.

@@ -45,8 +45,8 @@ from equipoise.channel.sqlite.format import HISTORY
 from equipoise.channel.sqlite.notifier import Notifier
 from equipoise.channel.sqlite.snapshot_store import SqliteSnapshotStore
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
+from equipoise.channel.system.clocks import latest_ms, next_ms, position_by
 from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_file_system
-from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 RECHECK_MS: Final = 250
 """How long a waiting reader trusts the notifier before it checks the file.

@@ -33,7 +33,7 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
     SnapshotFenced,
 )
-from equipoise.channel.core.snapshot_store import (
+from equipoise.channel.core.log import (
     Check,
     CompactedSnapshot,
     Progress,

@@ -27,7 +27,7 @@ from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.loads import Load
-from equipoise.shedder.spread import Spread
+from equipoise.shedder.transfer import Spread
 from tests.load import admin_requests
 from tests.load.callers import CallerProcess
 from tests.load.cluster import settle

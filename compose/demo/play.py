@@ -17,7 +17,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.inspect.findings import Findings
+from equipoise.channel.inspect.verify import Findings
 from equipoise.channel.system.stop_signals import stop_event
 from tests.load import admin_requests
 from tests.load.callers import CallerProcess, Plan, stubborn, uneven

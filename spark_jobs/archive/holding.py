@@ -1,7 +1,7 @@
 """Maintain an archive's retention hold: a record on the channel that makes the log keep what the
 archive has not read yet.
 
-`compaction.holds` defines the record and its effect on compaction.
+`compaction.retention` defines the record and its effect on compaction.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from equipoise.channel.log.blocking_view import entries_to_end
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.deadline import Deadline
-from equipoise.compaction.holds import DAYS_MAX, hold_document, hold_key, is_hold
-from equipoise.compaction.retention import newest_ms
+from equipoise.compaction.retention import DAYS_MAX, hold_document, hold_key, is_hold, newest_ms
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
 from equipoise.spark_jobs.sequence.arrivals import Source
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
-from equipoise.channel.core.snapshot_store import CompactedSnapshot
+from equipoise.channel.core.log import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import (
     MARKER_KEY,

@@ -3,7 +3,7 @@ line, after 20 minutes on two cores.
 
 Each figure is relative to the more even one of `TransferShedder` and `AvgShedder` with their
 defaults, as a mean over the seeds. The floor is what an oracle with hindsight reaches if it moves
-as much load as that reference (`lab.oracle`). `calm` is `balanced.calm`. At equal cadence, our
+as much load as that reference (`lab.results`). `calm` is `balanced.calm`. At equal cadence, our
 policy also has only one round per minute.
 """
 

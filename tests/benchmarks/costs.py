@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from equipoise.brokers.local.local_cluster import LocalCluster
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 from equipoise.shedder.snapshot import IDLE_COST, costs_of
 from tests.benchmarks.frame import pulsar_brokers, report, single
 from tests.benchmarks.pulsar_throughput import NAMESPACE, rounds

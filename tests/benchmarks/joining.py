@@ -23,10 +23,10 @@ from equipoise.channel.core.ranges import bundle_contains, key_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.loads import Load
-from equipoise.shedder.spread import Spread
+from equipoise.shedder.transfer import Spread
 from tests.benchmarks.frame import report_on_log, summary
 from tests.load.admin_requests import CORES, QUICK, tune
 from tests.load.callers import CallerProcess, Plan, Stream

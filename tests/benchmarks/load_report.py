@@ -18,8 +18,7 @@ from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.loads import Resources
+from equipoise.shedder.loads import BundleLoad, Messaging, Resources
 from tests.benchmarks.frame import report, single, summary
 
 BUNDLES, REPEATS, SEED = 5_000, 60, 1

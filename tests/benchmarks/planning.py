@@ -26,8 +26,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
-from equipoise.shedder.cost_column import pack
-from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, pack
 from tests.benchmarks.frame import report, summary
 from tests.benchmarks.view import view_of
 

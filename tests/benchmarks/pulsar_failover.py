@@ -16,7 +16,7 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 from tests.benchmarks.failover import Observer
 from tests.benchmarks.frame import pulsar_brokers, report, spread
 from tests.benchmarks.pulsar_load import Gap, clients, counted, longest_gap, receipts

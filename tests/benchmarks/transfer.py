@@ -22,7 +22,7 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 from tests.benchmarks.frame import report_on_log, summary
 from tests.load import admin_requests
 from tests.load.admin_requests import Move

@@ -4,9 +4,8 @@ the bounds that an operator's tool has.
 
 from __future__ import annotations
 
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Log, SnapshotRow
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.log import READ_ENTRIES_MAX, CompactedSnapshot, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import (

@@ -14,8 +14,8 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import LogTruncated, OperatorError, SnapshotFenced
 from equipoise.channel.core.view import View, apply
-from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
+from equipoise.channel.snapshots.snapshot_rows import history_snapshot_of
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step

@@ -1,5 +1,5 @@
 """One suite for every `SnapshotStore`, used as snapshot and as history snapshot: the promises of
-channel/core/snapshot_store.py.
+channel/core/log.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import SnapshotFenced
-from equipoise.channel.core.log import Log
-from equipoise.channel.core.snapshot_store import CompactedSnapshot, SnapshotRow, SnapshotStore
+from equipoise.channel.core.log import CompactedSnapshot, Log, SnapshotRow, SnapshotStore
 from tests.contract.log_adapters import ADAPTERS, Adapter, Handles
 
 TIMEOUT_MS = 10_000

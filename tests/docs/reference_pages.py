@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
-from equipoise.brokers.balancing.settings.pulsar_keys import TAKEN
+from equipoise.brokers.balancing.settings.pulsar_settings import TAKEN
 from equipoise.brokers.balancing.settings.setting_values import GROUPS, SETTINGS, format_value
 from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig

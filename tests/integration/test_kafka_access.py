@@ -23,9 +23,8 @@ from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, PeerError
-from equipoise.channel.core.log import Log
+from equipoise.channel.core.log import Log, SnapshotRow, SnapshotStore
 from equipoise.channel.core.side_log import Document
-from equipoise.channel.core.snapshot_store import SnapshotRow, SnapshotStore
 from equipoise.channel.kafka.rights import Resource, Right, Role, rights_of
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
 from equipoise.channel.log.open_log import open_log, open_side_log

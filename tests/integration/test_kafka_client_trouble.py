@@ -17,8 +17,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
     SnapshotFenced,
 )
-from equipoise.channel.core.log import Log
-from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.core.log import Log, SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Administrator, Message, PartitionConsumer

@@ -27,8 +27,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
     UnfitTopic,
 )
-from equipoise.channel.core.log import Entry, Log
-from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.core.log import Entry, Log, SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.settings import CONFIG_VARIABLE, HEADER_KEY, as_text
 from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_snapshot

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from equipoise.brokers.load.process_use import ProcessUse
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 
 pytestmark = pytest.mark.integration
 

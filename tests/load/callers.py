@@ -28,7 +28,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from equipoise.brokers.security.tls import client_context_of_environment
-from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.clocks import boot_ns
 
 # A broker that is stopped in the middle of a call holds its caller for this long. Then the caller
 # asks another broker.

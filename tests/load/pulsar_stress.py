@@ -20,7 +20,7 @@ from typing import Final
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.findings import Findings
+from equipoise.channel.inspect.verify import Findings
 from tests.load.cluster import READY_MS, running
 from tests.load.log_places import LogPlace
 from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified

@@ -23,8 +23,7 @@ from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.findings import Findings
-from equipoise.channel.inspect.verify import verify
+from equipoise.channel.inspect.verify import Findings, verify
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline

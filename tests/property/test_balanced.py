@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.round_outcomes import ends_of, predicted_loads
+from equipoise.brokers.balancing.decisions import ends_of, predicted_loads
 from equipoise.shedder.balanced import BalancedMemory, BalancedShedder
 from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle

@@ -23,9 +23,8 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.records import Document
-from equipoise.lab.recording import Recording
 from equipoise.lab.results import Result
-from equipoise.lab.traces import Trace
+from equipoise.lab.traces import Recording, Trace
 from equipoise.pulsar_cluster.archive import Report, open_archive
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.channels.ruled import set_policy

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.log import FIRST_OFFSET, CompactedSnapshot, Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Genesis, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of, view_of
 from tests.channels.model import facts_of

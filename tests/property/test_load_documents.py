@@ -24,8 +24,16 @@ from equipoise.brokers.load.documents import (
     light,
 )
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
-from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged
+from equipoise.shedder.loads import (
+    COSTS_MAX,
+    ENTRY_BYTES,
+    BundleTraffic,
+    Load,
+    Resources,
+    Traffic,
+    Use,
+    averaged,
+)
 
 COUNTS = st.integers(0, INTEGER_MAX)
 FIGURES = st.floats(-8e307, 8e307)  # Sums of two are finite.

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.channel.core import range_index
+from equipoise.channel.core import table
 from equipoise.channel.core.entries import BundleEntry, bundle_entry, next_entry
-from equipoise.channel.core.range_index import RangeIndex
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core.table import RangeIndex
 
 POINTS = st.integers(0, HASH_MAX)
 # Cuts at random, and cuts that crowd where slots meet, or within one slot.
@@ -120,7 +120,7 @@ def test_too_many_bundles_for_the_slots_are_found(
     slots_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Past the bound of slots more lookups bisect, and none finds another bundle."""
-    monkeypatch.setattr(range_index, "_SLOTS_MAX", slots_max)
+    monkeypatch.setattr(table, "_SLOTS_MAX", slots_max)
     bundles = divided(even_boundaries(100))
     assert slots_max == len(bundles.index.slots)
     for entry in list(bundles.by_name.values())[::3]:

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, sampled
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged, fault_of
+from equipoise.shedder.loads import (
+    BundleLoad,
+    BundleTraffic,
+    Load,
+    Messaging,
+    Resources,
+    Traffic,
+    Use,
+    averaged,
+    fault_of,
+)
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 

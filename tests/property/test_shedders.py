@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Load, Resources, Use, fault_of
-from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Candidates, EndedMove, Rules, Since, Snapshot
-from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.threshold import OverloadShedder, ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 from tests.shedding import bundle, plan_of, traffic_of

@@ -17,8 +17,7 @@ from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.view import View, apply
-from equipoise.channel.inspect.findings import Findings, Kind
-from equipoise.channel.inspect.verify import Audit, verify
+from equipoise.channel.inspect.verify import Audit, Findings, Kind, verify
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.channels.busy_channel import BusyChannel
 from tests.unit.sqlite.sqlite_files import make

@@ -30,8 +30,7 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import serves_on
-from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.difference import Resync

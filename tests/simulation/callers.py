@@ -12,7 +12,7 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core.ranges import HASH_MAX
 from tests.simulation.checkers.all_checkers import Checkers
 from tests.simulation.checkers.ownership import Work, child_of

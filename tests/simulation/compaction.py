@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.channel.core.snapshot_store import CompactedSnapshot
+from equipoise.brokers.testing.agent_host import SharedLog
+from equipoise.channel.core.log import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
 from tests.simulation.clock import MICROSECONDS_PER_MS

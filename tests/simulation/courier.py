@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.testing.agent_host import Failed, Failure
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import Failed, Failure, SharedLog
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from tests.simulation.clock import MICROSECONDS_PER_MS
 from tests.simulation.parts import Parts

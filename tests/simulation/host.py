@@ -22,8 +22,7 @@ from equipoise.brokers.agent.effects import (
 )
 from equipoise.brokers.agent.events import Event, Instant, Requested, Tick
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown
 from equipoise.channel.core.view import View

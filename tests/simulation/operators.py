@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
     RANGE_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
 )
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BundleEntry

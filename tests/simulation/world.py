@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from tests.simulation.callers import Callers

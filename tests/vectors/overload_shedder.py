@@ -1,8 +1,8 @@
-"""The vectors of `OverloadShedder`, asked of `shedder.overload` with `pulsar_exact`."""
+"""The vectors of `OverloadShedder`, asked of `shedder.threshold` with `pulsar_exact`."""
 
 from __future__ import annotations
 
-from equipoise.shedder.overload import OverloadShedder
+from equipoise.shedder.threshold import OverloadShedder
 from tests.vectors.broker_load_data import weights_of
 from tests.vectors.cases import Case
 from tests.vectors.classic import plans_of, unloads_of

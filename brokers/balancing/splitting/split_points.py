@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.channel.core.errors import CallerError, invalid_boundaries
 from equipoise.channel.core.ranges import bundle_contains, check_cuts
 from equipoise.channel.core.records import CUTS_MAX
-from equipoise.shedder.bundle_load import impossible_figure
+from equipoise.shedder.loads import impossible_figure
 
 RANGE_EQUALLY_DIVIDE: Final = "range_equally_divide"
 TOPIC_COUNT_EQUALLY_DIVIDE: Final = "topic_count_equally_divide"

@@ -43,7 +43,7 @@ from equipoise.compaction.retention import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.channel.inspect.findings import Findings
+    from equipoise.channel.inspect.verify import Findings
     from equipoise.compaction.compactor import Compacted
     from equipoise.compaction.copying import Copied
 

@@ -398,7 +398,7 @@ def lab(
     with its error; the exit code is then 1.
     """
     with _importing():
-        from equipoise.lab.grid import grid_values
+        from equipoise.lab.search import grid_values
         from equipoise.spark_jobs.laboratory import run_lab
 
     values = (pair for text in changes or () for pair in pairs("--set", [text]).items())

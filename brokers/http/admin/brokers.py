@@ -35,8 +35,7 @@ from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
 from equipoise.channel.system.failures import error_text
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.loads import Use
+from equipoise.shedder.loads import BundleLoad, Messaging, Use
 
 _logger: Final = logging.getLogger(__name__)
 

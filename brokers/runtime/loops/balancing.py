@@ -15,7 +15,13 @@ from dataclasses import replace
 from typing import Final
 
 from equipoise.brokers.balancing.controls import Controls, controls_in
-from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
+from equipoise.brokers.balancing.decisions import (
+    Decision,
+    Kind,
+    RoundOutcomes,
+    decision_of,
+    plausible,
+)
 from equipoise.brokers.balancing.moves import joined_in, moved_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import (
@@ -28,7 +34,6 @@ from equipoise.brokers.balancing.planning import (
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Control
-from equipoise.brokers.balancing.round_outcomes import RoundOutcomes, plausible
 from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     placement_of,

@@ -23,8 +23,7 @@ from equipoise.channel.core.errors import EquipoiseError, PeerError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.compaction.compactor import compact
-from equipoise.compaction.holds import holds_in
-from equipoise.compaction.retention import COMPACT_S_MAX, WAIT_MS_MAX, parse_retention
+from equipoise.compaction.retention import COMPACT_S_MAX, WAIT_MS_MAX, holds_in, parse_retention
 
 _logger: Final = logging.getLogger(__name__)
 

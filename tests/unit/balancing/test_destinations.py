@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules, version_rank
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
-from equipoise.brokers.balancing.policies import failure_domain_document
+from equipoise.brokers.balancing.policies import domain_of, domains_in, failure_domain_document
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import Load

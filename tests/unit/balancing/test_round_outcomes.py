@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.round_outcomes import (
+from equipoise.brokers.balancing.decisions import (
     ROUNDS_MAX,
     WAIT_MS,
+    Decision,
     RoundOutcomes,
     ends_of,
     plausible,

@@ -17,8 +17,8 @@ import pytest
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
+from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.sqlite.log import SqliteLog

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from tests.channels.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
 from tests.unit.cli.fabricated import run

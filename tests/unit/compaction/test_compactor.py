@@ -18,7 +18,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
     SnapshotFenced,
 )
-from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.core.log import SnapshotRow
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention, parse_retention
 from equipoise.compaction.writing import Step

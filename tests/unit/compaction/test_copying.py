@@ -22,12 +22,11 @@ from equipoise.channel.core.errors import (
     LogUnavailable,
     OperatorError,
 )
-from equipoise.channel.core.log import Log
+from equipoise.channel.core.log import Log, SnapshotRow
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import LEVEL_CLOSED, AnyRecord, Genesis, LevelRecord
-from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.snapshots.restore import restored

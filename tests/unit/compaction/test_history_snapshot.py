@@ -12,11 +12,10 @@ from typing import NoReturn
 import pytest
 
 from equipoise.channel.core.errors import LogAccessDenied, SnapshotFenced
-from equipoise.channel.core.snapshot_store import SnapshotRow
-from equipoise.channel.inspect.findings import Kind
-from equipoise.channel.inspect.verify import verify
-from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
+from equipoise.channel.core.log import SnapshotRow
+from equipoise.channel.inspect.verify import Kind, verify
 from equipoise.channel.snapshots.restore import earliest
+from equipoise.channel.snapshots.snapshot_rows import history_snapshot_of
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
 from tests.channels.compacting import (

@@ -21,7 +21,14 @@ from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
-from equipoise.compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
+from equipoise.compaction.retention import (
+    DAYS_LIMIT,
+    DAYS_MAX,
+    Held,
+    hold_document,
+    hold_key,
+    holds_in,
+)
 from equipoise.spark_jobs.archive.holding import (
     AT_LEAST_EVERY_S,
     EVERY_S,

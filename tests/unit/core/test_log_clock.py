@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, Log
 from equipoise.channel.core.propose import Author, renewed
-from equipoise.channel.inspect.findings import Kind
-from equipoise.channel.inspect.verify import verify
+from equipoise.channel.inspect.verify import Kind, verify
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.log_time import next_ms, position_by
+from equipoise.channel.system.clocks import next_ms, position_by
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
 from tests.channels.compacting import restored_to_end

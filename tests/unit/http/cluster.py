@@ -28,7 +28,7 @@ from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 
 NAMESPACE = "acme/shop"
 PATIENCE_MS = 20_000

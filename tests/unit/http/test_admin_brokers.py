@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.runtime import service_runner
 from equipoise.channel.core.errors import LogUnavailable
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 from tests.unit.http.cluster import (
     NAMESPACE,
     PATIENCE_MS,

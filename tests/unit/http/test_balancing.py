@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from equipoise.brokers.agent.requests import RACES_MAX
-from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
+from equipoise.brokers.balancing.settings.pulsar_settings import MANAGER, TAKEN
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.decision_log import DecisionLog

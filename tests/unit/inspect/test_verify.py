@@ -26,8 +26,14 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import LevelRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect import verify
-from equipoise.channel.inspect.findings import Finding, Findings, Kind
-from equipoise.channel.inspect.verify import Audit, problems_of, problems_of_view
+from equipoise.channel.inspect.verify import (
+    Audit,
+    Finding,
+    Findings,
+    Kind,
+    problems_of,
+    problems_of_view,
+)
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 from tests.channels.troubled_log import TroubledLog

@@ -11,14 +11,11 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogTruncated
-from equipoise.channel.core.log import Log
+from equipoise.channel.core.log import Check, Log, SnapshotRow
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.snapshot_store import Check, SnapshotRow
 from equipoise.channel.inspect import verify as audit
-from equipoise.channel.inspect.findings import Finding, Kind
-from equipoise.channel.inspect.verify import compacted_snapshot_of, verify
-from equipoise.channel.snapshots.history_snapshot import FoundSnapshot
-from equipoise.channel.snapshots.snapshot_rows import encode_marker
+from equipoise.channel.inspect.verify import Finding, Kind, compacted_snapshot_of, verify
+from equipoise.channel.snapshots.snapshot_rows import FoundSnapshot, encode_marker
 from equipoise.compaction.retention import Retention
 from tests.channels.compacting import (
     TIMEOUT_MS,

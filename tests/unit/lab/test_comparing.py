@@ -12,8 +12,7 @@ import pytest
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
 from equipoise.lab.page import write_page
-from equipoise.lab.recording import Recording
-from equipoise.lab.traces import Shape, Trace, generated
+from equipoise.lab.traces import Recording, Shape, Trace, generated
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle
 from tests.unit.cli.fabricated import run
 

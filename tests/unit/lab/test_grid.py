@@ -6,7 +6,8 @@ import pytest
 
 from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.grid import (
+from equipoise.lab.results import Metrics
+from equipoise.lab.search import (
     RUNS_MAX,
     FinishedRun,
     FrontPoint,
@@ -15,7 +16,6 @@ from equipoise.lab.grid import (
     grid_values,
     planned_runs,
 )
-from equipoise.lab.results import Metrics
 
 OURS, AVERAGE = "BalancedShedder", "AvgShedder"
 

@@ -12,8 +12,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     RoundSettings,
 )
-from equipoise.lab.oracle import floor_at, front, starting_owners
-from equipoise.lab.results import Result, RunMove
+from equipoise.lab.results import Result, RunMove, floor_at, front, starting_owners
 from equipoise.lab.running import Conditions, run
 from equipoise.lab.traces import Shape, Trace, TraceBroker, generated
 

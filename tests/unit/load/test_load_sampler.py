@@ -14,7 +14,7 @@ from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.system.deadline import Deadline
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import BundleLoad, Messaging
 
 FRESH_MS = 1_000
 GOOD = {"b": BundleLoad(calls_per_second=1.5, bytes_per_second=2.0, sessions=3)}

@@ -17,10 +17,18 @@ from equipoise.brokers.load.sampling import (
     carried_bytes,
     sampled,
 )
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.cost_column import tag_of, unpack
 from equipoise.shedder.cost_windows import CostWindows
-from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
+from equipoise.shedder.loads import (
+    BundleLoad,
+    BundleTraffic,
+    Messaging,
+    Resources,
+    Traffic,
+    Use,
+    Weights,
+    tag_of,
+    unpack,
+)
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
 COST_WINDOW_MS = 120_000

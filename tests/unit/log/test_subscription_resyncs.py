@@ -13,10 +13,9 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import ChannelIncomplete, ForeignLog, LogTruncated
-from equipoise.channel.core.log import Entry, Log
+from equipoise.channel.core.log import Check, Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import Check
 from equipoise.channel.log import subscription
 from equipoise.channel.log.append_queue import Appended
 from equipoise.channel.snapshots.restore import restored

@@ -8,7 +8,7 @@ from equipoise.brokers.balancing.splitting.split_points import TopicLoad
 from equipoise.brokers.pulsar.hosting import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.served import Served
 from equipoise.channel.core.ranges import topic_hash
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import BundleLoad, Messaging
 from tests.pulsar.topics import joined, make_producer, send
 from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
 

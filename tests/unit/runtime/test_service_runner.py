@@ -16,7 +16,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, 
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.loads import BundleLoad
 from tests.unit.runtime.service_bench import (
     BUNDLE,
     NAMESPACE,

@@ -13,10 +13,9 @@ import pytest
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Load, Resources, Use, Weights
-from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot
-from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.threshold import OverloadShedder, ThresholdShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 from tests.shedding import broker, cluster, moves_of, outcome_of, plan_of, stays_of
 

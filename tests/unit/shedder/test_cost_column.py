@@ -9,8 +9,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES, pack, tag_of, unpack
-from equipoise.shedder.loads import Load
+from equipoise.shedder.loads import COSTS_MAX, ENTRY_BYTES, Load, pack, tag_of, unpack
 from equipoise.shedder.snapshot import Snapshot, take
 from tests.channels.folding import NAMESPACE, channel_with
 

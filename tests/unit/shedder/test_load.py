@@ -7,7 +7,7 @@ import math
 import pytest
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import BundleLoad, Messaging
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

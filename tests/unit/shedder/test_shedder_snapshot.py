@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
-from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.loads import Load
+from equipoise.shedder.loads import BundleLoad, Load
 from equipoise.shedder.snapshot import (
     IDLE_COST,
     Candidates,

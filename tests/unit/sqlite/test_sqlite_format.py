@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.errors import LogDamaged
-from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.core.log import SnapshotRow
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, edit, make, open_at
 
 

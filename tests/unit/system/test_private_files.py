@@ -15,8 +15,8 @@ from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.observations.writer import SERVING, EvidenceFile
+from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.core.side_log import Document
-from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.channel.system.private_files import writable_by_all
 from equipoise.examples.counter_store import CounterStore

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.pulsar_keys import (
+from equipoise.brokers.balancing.settings.pulsar_settings import (
     MANAGER,
     MEANINGLESS,
     OLD_SPELLINGS,
     STRATEGIES,
     TAKEN,
-)
-from equipoise.brokers.balancing.settings.pulsar_settings import (
     keys_of_settings,
     read_pulsar_settings,
     settings_of_key,

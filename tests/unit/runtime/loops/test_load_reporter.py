@@ -18,8 +18,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.topics import LOADS
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
-from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.loads import Load
+from equipoise.shedder.loads import BundleLoad, Load
 from equipoise.shedder.snapshot import BYTES_PER_CALL
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 

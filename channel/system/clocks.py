@@ -1,15 +1,29 @@
-"""Choose the time of an appended entry, and find the position of a time although clocks were wrong.
+"""Read the clock for leases and silence, choose the time of an appended entry, and find the
+position of a time although clocks were wrong.
 
-All adapters of `Log` use it. `channel.core.log` states the contract.
+All adapters of `Log` use it. `channel.core.log` states the contract of times.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX
 from equipoise.channel.core.records import INTEGER_MAX
+
+# Only Linux has this clock. Elsewhere the monotonic clock is the nearest one, and a lease notices
+# sleep by comparing it with the wall clock.
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boot_ns() -> int:
+    """Return nanoseconds of a clock that never goes back and runs on during sleep, where the system
+    has one.
+    """
+    return time.clock_gettime_ns(_BOOT_CLOCK)
+
 
 FirstTimed = Callable[[int, int, int, int], tuple[int, int] | None]
 """Return offset and time of the first entry from a position on (1), below another (2), whose time
