@@ -14,7 +14,6 @@ from equipoise.brokers.cli.broker_conf import (
     FILE_BYTES_MAX,
     log_entries,
     read_broker_conf,
-    settings_over,
 )
 from equipoise.brokers.runtime.config import WorkerConfig
 from tests.unit.cli.fabricated import run
@@ -49,12 +48,6 @@ def balancing(log: str, *arguments: str) -> str:
     result = run("balancing", *arguments, log=log)
     assert (0, "") == (result.exit_code, result.stderr)
     return result.stdout
-
-
-# --- changes ---
-
-
-# --- looking ---
 
 
 def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
@@ -166,82 +159,20 @@ bookkeeperClientAuthenticationParameters=hushhush
 """
 
 
-def test_a_broker_takes_authentication_from_a_broker_conf(
-    log: str, conf: Path, tmp_path: Path
-) -> None:
-    conf.write_text(AUTHENTICATION, encoding="iso-8859-1")
-    expected = {
-        "authentication": "true",
-        "token_secret_key": "data:;base64,hushhush",
-        "token_claim": "role",
-        "broker_token": "token:hushhush",
-    }
-    assert expected == settings_over(read_broker_conf(conf), {})
-    assert "broker_token" not in settings_over(
-        read_broker_conf(_without(conf, "AuthenticationToken")), {}
-    )
-    assert {} == settings_over(read_broker_conf(_without(conf, "authenticationEnabled")), {})
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "told"),
     [
-        (
-            "authorizationEnabled=true\nsuperUserRoles=admin, root ,\n",
-            {"authorization": "true", "super_roles": "admin,root"},
-        ),
-        ("authorizationEnabled=false\nsuperUserRoles=\n", {"authorization": "false"}),
+        ("authorizationEnabled=true\nsuperUserRoles=admin\n", "set authentication=true, too"),
+        ("authenticationEnabled=true\n", "token_secret_key"),
     ],
 )
-def test_a_broker_takes_authorization_from_a_broker_conf(
-    conf: Path, text: str, expected: dict[str, str]
+def test_a_broker_conf_that_would_let_everyone_in_is_refused(
+    log: str, conf: Path, tmp_path: Path, text: str, told: str
 ) -> None:
-    conf.write_text(AUTHENTICATION + text, encoding="iso-8859-1")
-    taken = settings_over(read_broker_conf(conf), {})
-    assert expected == {
-        name: value for name, value in taken.items() if name in {"authorization", "super_roles"}
-    }
-
-
-def test_a_broker_conf_with_authorization_but_no_authentication_is_refused(
-    log: str, conf: Path, tmp_path: Path
-) -> None:
-    """Otherwise its broker would let everyone do everything."""
-    conf.write_text("authorizationEnabled=true\nsuperUserRoles=admin\n", encoding="iso-8859-1")
-    result = run(
-        "broker",
-        "--data",
-        str(tmp_path / "b"),
-        "--broker-conf",
-        str(conf),
-        "--print-config",
-        log=log,
-    )
-    assert (2, True) == (result.exit_code, "set authentication=true, too" in result.stderr)
-
-
-def _without(conf: Path, word: str) -> Path:
-    """The same file without the lines that have a word."""
-    lines = [line for line in AUTHENTICATION.splitlines() if word not in line]
-    conf.write_text("\n".join(lines), encoding="iso-8859-1")
-    return conf
-
-
-def test_a_broker_conf_with_authentication_but_no_key_is_refused(
-    log: str, conf: Path, tmp_path: Path
-) -> None:
-    """Otherwise its broker would let everyone in."""
-    conf.write_text("authenticationEnabled=true\n", encoding="iso-8859-1")
-    result = run(
-        "broker",
-        "--data",
-        str(tmp_path / "b"),
-        "--broker-conf",
-        str(conf),
-        "--print-config",
-        log=log,
-    )
-    assert (2, True) == (result.exit_code, "token_secret_key" in result.stderr)
+    conf.write_text(text, encoding="iso-8859-1")
+    data = ("--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
+    result = run("broker", *data, log=log)
+    assert (2, True) == (result.exit_code, told in result.stderr)
 
 
 def test_no_command_prints_a_secret_of_a_broker_conf(
@@ -303,6 +234,3 @@ def test_a_broker_logs_each_entry_of_its_broker_conf(
             ("WARNING", "not understood, in a broker.conf"),
         )
     )
-
-
-# --- pauses and freezes ---

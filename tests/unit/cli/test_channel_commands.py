@@ -24,7 +24,7 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.compaction.retention import Retention
 from tests.channels.carried import leave_out
-from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
+from tests.channels.compacting import TIMEOUT_MS, compacted, restored_to_end
 from tests.channels.folding import Channel
 from tests.decisions import outcome, with_plan
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
@@ -140,27 +140,6 @@ def short(tmp_path: Path) -> str:
         with closing(open_log(url)) as opened:
             compacted(opened, retain=KEPT)
     return url
-
-
-def digests_in(url: str) -> dict[int, str]:
-    """The digest at each offset of a whole log, as it is printed."""
-    with closing(open_log(url)) as log:
-        entries = [(entry.offset, entry.data) for entry in log.read(1, limit=100)]
-    return {offset: f"0x{digest:016x}" for offset, digest in digests_of(entries).items()}
-
-
-def test_every_offset_on_the_log_can_be_shown(short: str, whole: str) -> None:
-    expected = digests_in(whole)
-    for offset in range(18, 25):
-        assert (
-            expected[offset]
-            == json.loads(run("channel", "at", str(offset), "--json", log=short).stdout)["digest"]
-        )
-    for command in ("at", "show"):
-        result = run("channel", command, "17", log=short)
-        assert ("", 2) == (result.stdout, result.exit_code)
-        assert "no longer has the view at" in result.stderr
-        assert "the records before offset 18 have been compacted" in result.stderr
 
 
 @pytest.mark.parametrize(

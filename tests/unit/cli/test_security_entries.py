@@ -137,6 +137,14 @@ TLS_SETTINGS = {"tls_certificate": "/b.pem", "tls_key": "/b.key", "tls_ca": "/ca
         ),
         (plugin("AuthenticationDisabled", "x"), IS_ON),
         ({"proxyRoles": "proxy"}, {}),
+        (
+            {"authorizationEnabled": "true", "superUserRoles": "admin, root ,"},
+            {"authorization": "true", "super_roles": "admin,root"},
+        ),
+        (
+            {"authorizationEnabled": "false", "superUserRoles": "admin"},
+            {"authorization": "false"},
+        ),
         (ON | {"proxyRoles": "proxy, gateway ,"}, IS_ON | {"proxy_roles": "proxy,gateway"}),
         (
             TLS

@@ -1,8 +1,7 @@
-"""Brokers and whole entries over HTTP, health, readiness and metrics."""
+"""Clusters, brokers, handovers and readiness over HTTP, beyond their transcripts."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from hashlib import sha256
 from pathlib import Path
@@ -10,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.runtime import service_runner
-from equipoise.channel.core.errors import LogUnavailable
 from equipoise.shedder.loads import BundleLoad
 from tests.unit.http.cluster import (
     NAMESPACE,
     PATIENCE_MS,
-    Broker,
     cluster,
     path_of,
     post,
@@ -25,23 +22,7 @@ from tests.unit.http.cluster import (
 
 pytestmark = pytest.mark.integration
 
-
-async def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        for path in ("/admin/v2/brokers", "/admin/v2/brokers/equipoise"):
-            assert sorted([one.id, other.id]) == (await other.get(path)).json()
-        answer = await other.get("/admin/v2/brokers/elsewhere")
-        assert (404, True) == (answer.status, "'elsewhere'" in answer.reason)
-        assert {"brokerId": one.id, "serviceUrl": one.url} == (
-            await other.get("/admin/v2/brokers/leaderBroker")
-        ).json()
-        await one.worker.stop()
-        await until(lambda: not other.worker.view.brokers[one.id].live)
-        assert [other.id] == (await other.get("/admin/v2/brokers")).json()
-        assert {"brokerId": other.id, "serviceUrl": other.url} == (
-            await other.get("/admin/v2/brokers/leaderBroker")
-        ).json()
+OURS = "/admin/v2/clusters/equipoise"
 
 
 async def test_the_load_report_names_every_open_bundle_with_its_load(tmp_path: Path) -> None:
@@ -83,18 +64,6 @@ async def test_a_drained_broker_is_undrained(tmp_path: Path) -> None:
         assert 204 == (await drained.ask("POST", "/admin/v2/brokers/drain")).status
         assert 204 == (await drained.ask("POST", "/admin/v2/brokers/undrain")).status
         await until(lambda: brokers.view.brokers[drained.id].status == "up")
-
-
-async def test_the_maintenance_of_a_broker_is_shown(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        given = {"reason": "a sale"}
-        assert 204 == (await post(one, f"/admin/v2/controls/maintenance/{other.id}", given)).status
-        shown = (await one.get("/v1/brokers")).json()
-        assert isinstance(shown, list)
-        assert {one.id: None, other.id: "a sale"} == {
-            each["broker"]: each["maintenance"] for each in shown
-        }
 
 
 async def test_a_former_owner_returns_the_state_of_a_closed_bundle(tmp_path: Path) -> None:
@@ -190,52 +159,46 @@ async def test_a_broker_without_a_lease_or_without_the_log_is_alive_but_not_read
         assert 200 == (await broker.get("/health")).status
 
 
-async def metric(broker: Broker, series: str) -> float:
-    """The value of one series, named with its labels but the broker's."""
-    name, _, labels = series.partition("{")
-    start = f'{name}{{broker="{broker.id}"{"," if labels else ""}{labels or "}"} '
-    answer = await broker.get("/metrics")
-    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    return next(
-        float(line.removeprefix(start))
-        for line in answer.body.decode().splitlines()
-        if line.startswith(start)
-    )
-
-
-async def test_metrics_show_the_state_of_the_broker(tmp_path: Path) -> None:
+async def test_a_cluster_has_the_addresses_of_its_brokers(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        bundle, source, target = brokers.first()
-        await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        one, other = brokers.brokers
+        hosts = sorted(broker.url.removeprefix("http://") for broker in brokers.brokers)
+        assert {"serviceUrl": f"http://{','.join(hosts)}", "brokerServiceUrl": ""} == (
+            await one.get(OURS)
+        ).json()
+        assert 204 == (await other.ask("POST", "/admin/v2/brokers/drain")).status
+        await one.worker.reached(brokers.view.offset, timeout_ms=10_000)
+        assert {"serviceUrl": one.url, "brokerServiceUrl": ""} == (await one.get(OURS)).json()
+
+
+async def test_an_unloaded_bundle_goes_to_another_failure_domain(tmp_path: Path) -> None:
+    """Two namespaces keep apart. Their brokers and a third one become one domain, so one of them
+    moves to the fourth broker.
+    """
+    async with cluster(tmp_path, brokers=4) as brokers:
+        one = brokers.brokers[0]
+        for name in ("acme/x", "acme/y"):
+            assert (
+                204
+                == (
+                    await one.put(f"/admin/v2/namespaces/{name}", {"bundles": {"numBundles": 1}})
+                ).status
+            )
+            assert (
+                204
+                == (await post(one, f"/admin/v2/namespaces/{name}/antiAffinity", "apart")).status
+            )
         await brokers.settled()
-        assert 4 == sum(
-            [await metric(broker, "equipoise_bundles_owned") for broker in brokers.brokers]
-        )
-        assert 1 == await metric(
-            source, 'equipoise_move_duration_seconds_count{kind="transfer",result="done"}'
-        )
-        assert 0 < await metric(source, "equipoise_lease_left_seconds") <= 3
-        # A renewal may just have been appended.
-        while await metric(source, "equipoise_reader_lag_records"):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-        assert 1 == await metric(source, "equipoise_log_available")
-        assert 0 == await metric(source, 'equipoise_bundles_in_flight{state="releasing"}')
-        assert 0 < await metric(source, "equipoise_records_accepted_total")
-
-
-async def test_a_broker_that_cannot_propose_answers_503(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with cluster(tmp_path) as brokers:
-        (broker,) = brokers.brokers
-
-        async def refuse(*_: object, timeout_ms: int, requested_by: str | None) -> int:
-            raise LogUnavailable(log="memory:x", problem="nobody answers", in_doubt=False)
-
-        monkeypatch.setattr(broker.worker, "request", refuse)
-        answer = await broker.put("/admin/v2/namespaces/acme/new")
-        assert (503, "1", True) == (
-            answer.status,
-            answer.headers["Retry-After"],
-            "nobody answers" in answer.reason,
-        )
+        (x,), (y,) = brokers.bundles("acme/x"), brokers.bundles("acme/y")
+        await brokers.give(x, brokers.brokers[0])
+        await brokers.give(y, brokers.brokers[1])
+        fourth = brokers.brokers[3]
+        # By the number of bundles alone, the third one would get it.
+        for bundle in brokers.bundles():
+            await brokers.give(bundle, fourth)
+        await brokers.settled()
+        rack = [broker.id for broker in brokers.brokers if broker is not fourth]
+        assert 204 == (await post(one, f"{OURS}/failureDomains/rack", {"brokers": rack})).status
+        await brokers.settled()
+        assert 204 == (await one.put(f"/admin/v2/namespaces/{y}/unload")).status
+        assert brokers.owner_of(y) is fourth

@@ -16,21 +16,6 @@ pytestmark = pytest.mark.integration
 NAMESPACES = "/admin/v2/namespaces"
 
 
-async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
-    """By whichever broker, also if both are asked at once."""
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
-        assert (409, True) == (
-            answer.status,
-            "it already exists (created at offset " in answer.reason,
-        )
-        answers = await asyncio.gather(
-            one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new")
-        )
-        assert [204, 409] == sorted(answer.status for answer in answers)
-
-
 async def test_a_body_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
@@ -71,16 +56,6 @@ async def test_a_deletion_waits_until_every_bundle_is_closed(tmp_path: Path) -> 
         assert 204 == (await other.put(f"{NAMESPACES}/{NAMESPACE}")).status
 
 
-async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
-    """There are more of them than are unloaded at once."""
-    async with cluster(tmp_path, brokers=2, bundles=100) as brokers:
-        before = {name: brokers.view.bundles[name].last for name in brokers.bundles()}
-        assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
-        await brokers.settled()
-        assert all(last < brokers.view.bundles[name].token for name, last in before.items())
-        assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
-
-
 async def test_an_unload_of_a_free_bundle_succeeds_unless_it_names_a_destination(
     tmp_path: Path,
 ) -> None:
@@ -108,16 +83,6 @@ async def test_a_move_that_takes_too_long_is_answered_504_and_goes_on(tmp_path: 
         target.service.taking.set()
         await until(lambda: brokers.view.bundles[bundle].phase == "owned")
         assert target is brokers.owner_of(bundle)
-
-
-async def test_concurrent_unloads_of_one_namespace_all_succeed(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
-        path = f"{NAMESPACES}/{NAMESPACE}/unload"
-        answers = await asyncio.gather(
-            *(broker.put(path) for broker in brokers.brokers for _ in range(3))
-        )
-        assert [204] * 6 == [answer.status for answer in answers]
-        await brokers.settled()
 
 
 async def test_operations_beyond_the_bound_are_answered_503(

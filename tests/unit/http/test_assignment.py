@@ -52,15 +52,6 @@ def expected_row(brokers: Cluster, bundle: str) -> Row:
     }
 
 
-@with_cluster(brokers=2)
-async def test_every_broker_returns_the_same_table(brokers: Cluster) -> None:
-    rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
-    tables = [await table(broker) for broker in brokers.brokers]
-    assert rows == tables[0]["bundles"]
-    assert tables[0] == tables[1]
-    assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
-
-
 @with_cluster(brokers=2, bundles=1)
 async def test_a_poll_waits_for_a_change_of_its_namespace(brokers: Cluster) -> None:
     one, _ = brokers.brokers

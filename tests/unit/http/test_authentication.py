@@ -119,12 +119,6 @@ async def test_other_credentials_are_refused_with_a_sentence_and_counted(broker:
     assert Counter(reason for _, reason in NO_TOKENS) == await refusals(broker)
 
 
-@with_broker()
-async def test_without_authentication_any_header_is_ignored(broker: Broker) -> None:
-    assert 200 == (await with_header(broker, "Bearer nonsense")).status
-    assert not await refusals(broker)
-
-
 @with_broker(**PASSWORDS)
 async def test_a_password_opens_all_paths_beside_tokens(
     broker: Broker, monkeypatch: pytest.MonkeyPatch

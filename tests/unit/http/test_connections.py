@@ -275,10 +275,3 @@ async def test_a_client_of_another_port_is_told_apart(
         line["left_out"],
     )
     assert advice in line["problem"]
-
-
-@with_broker()
-async def test_the_server_header_names_no_version(broker: Broker) -> None:
-    for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
-        answer = await broker.get(path)
-        assert "equipoise" == answer.headers["Server"]

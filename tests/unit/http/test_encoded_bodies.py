@@ -22,8 +22,7 @@ from aiohttp import http_parser, web
 
 from equipoise.brokers.http import connections
 from equipoise.brokers.runtime.embedding.embedded import Worker
-from tests.tls.authority import Authority
-from tests.unit.http.cluster import NAMESPACE, Broker, Gate, cluster, with_broker
+from tests.unit.http.cluster import NAMESPACE, Gate, cluster
 from tests.unit.pulsar.wire_client import brokers
 from tests.unit.security.signing import SETTINGS
 
@@ -73,13 +72,6 @@ Port = tuple[str, ssl.SSLContext | None]
 async def http(folder: Path, **settings: Any) -> AsyncIterator[Port]:  # noqa: ANN401 - any settings
     async with cluster(folder, **settings) as made:
         yield made.brokers[0].url, None
-
-
-@asynccontextmanager
-async def tls(folder: Path) -> AsyncIterator[Port]:
-    authority = Authority(folder / "ca")
-    async with http(folder, **authority.settings("broker"), **SETTINGS) as (url, _):
-        yield url, ssl.create_default_context(cafile=authority.ca)
 
 
 @asynccontextmanager
@@ -148,7 +140,7 @@ async def said(
         writer.close()
 
 
-@pytest.mark.parametrize("opened", [http, tls, pulsar, asgi, subapp])
+@pytest.mark.parametrize("opened", [http, pulsar, asgi, subapp])
 async def test_no_port_decompresses_a_body(
     opened: Callable[[Path], AbstractAsyncContextManager[Port]],
     tmp_path: Path,
@@ -171,17 +163,6 @@ async def test_no_port_decompresses_a_body(
                 assert b"\r\nconnection: close\r\n" in answer.lower()
     most = len(BODIES) * len(requests) * DECOMPRESSED_MAX if opened is subapp else 0
     assert sum(decompressed) <= most
-
-
-@with_broker()
-async def test_what_is_not_encoded_is_taken(broker: Broker) -> None:
-    answer = await broker.ask(
-        "PUT",
-        "/admin/v2/namespaces/acme/plain",
-        data=b"{}",
-        headers={"Content-Encoding": "identity"},
-    )
-    assert 204 == answer.status
 
 
 @pytest.mark.parametrize("settings", [{}, SETTINGS], ids=["open", "authenticated"])
@@ -208,23 +189,3 @@ async def test_a_client_is_not_invited_to_send_its_body_before_it_is_let_in(tmp_
             path="/admin/v2/namespaces/acme/new",
         )
         assert answer.startswith(b"HTTP/1.1 401 ")
-
-
-async def test_both_brokers_are_ready_while_bodies_come(
-    tmp_path: Path, decompressed: list[int]
-) -> None:
-    """The bodies are for one of them. Before its clients are let in, it does no work for them."""
-    async with cluster(tmp_path, brokers=2, **SETTINGS) as made:
-        port = made.brokers[0].url, None
-        attacks = [
-            asyncio.ensure_future(
-                said(port, "POST", f"Content-Encoding: {encoding}", body=BODIES[encoding])
-            )
-            for encoding in BODIES
-        ]
-        answers = await asyncio.gather(
-            *(broker.get("/ready") for broker in made.brokers for _ in range(20))
-        )
-        assert {200} == {answer.status for answer in answers}
-        assert {b"415"} == {answer.split()[1] for answer in await asyncio.gather(*attacks)}
-    assert [] == decompressed

@@ -320,6 +320,7 @@ def test_refusals_have_a_json_reason(running: Running, case: Refused) -> None:
     answer = running.ask(case.method, case.path, None, case.header)
     assert (case.status, case.status == 405) == (answer.status, "Allow" in answer.headers)
     assert answer.headers["X-Request-Id"]
+    assert "equipoise" == answer.headers["Server"], "it names no version"
     if case.method == "HEAD":
         assert b"" == answer.body
     else:

@@ -76,6 +76,9 @@ TAKEN = {
     "no body, of any type": RequestHead(
         method="POST", path=ORDER, hosts=(ME,), content_type="application/octet-stream"
     ),
+    "a body that is not encoded": RequestHead(
+        method="POST", path=ORDER, hosts=(ME,), has_body=True, encoding="identity"
+    ),
     "a body for a service": RequestHead(
         method="POST", path="/counter/a/b/c", hosts=(ME,), has_body=True, content_type="text/plain"
     ),

@@ -49,17 +49,6 @@ async def test_what_one_broker_created_the_next_one_does_not_deny(brokers: Clust
         assert expected == (await second.ask(method, tenant)).status
 
 
-@story(opened)
-async def test_what_one_broker_deleted_the_next_one_denies(brokers: Cluster) -> None:
-    first, second, third = brokers.brokers
-    assert 204 == (await first.put(TENANT)).status
-    assert [200, 204, 404] == [
-        (await broker.ask(method, TENANT)).status
-        for broker, method in ((second, "GET"), (first, "DELETE"), (third, "GET"))
-    ]
-    assert b"fresh" not in (await second.get("/admin/v2/tenants")).body
-
-
 @pytest.mark.repeats
 async def test_some_order_explains_all_answers() -> None:
     """Of several callers at several brokers, about one tenant and one namespace at a time."""
