@@ -130,7 +130,7 @@ class Hosting:
         consumers: defaultdict[Link, list[Consumer]] = defaultdict(list)
         for served in closing:
             for producer in [*served.topic.producers.values()]:
-                producer.link.redirect_producer(producer, url)
+                producer.link.redirect(producer, url)
             for consumer in served.topic.consumers:
                 consumers[consumer.link].append(consumer)
         for link, of_link in consumers.items():
@@ -269,7 +269,7 @@ async def _redirect_consumers(link: Link, consumers: Sequence[Consumer], url: st
     """Redirect the consumers of one client once it has its messages."""
     await link.settled()
     for consumer in consumers:
-        link.redirect_consumer(consumer, url)
+        link.redirect(consumer, url)
 
 
 class Totals(NamedTuple):

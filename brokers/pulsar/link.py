@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, Protocol, cast
 
 from equipoise.brokers.pulsar.connections import Connections
 from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Receipt
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
-from equipoise.brokers.pulsar.wire.requests import Ended, Request
+from equipoise.brokers.pulsar.wire.requests import Asked, Ended, Request
 from equipoise.brokers.security.gate import Certificate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.limits import Limit, of_role
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, Need
-
-A = TypeVar("A", Producer, Consumer)
 
 # The version prefix of Pulsar's Java client.
 _JAVA: Final = "Pulsar-Java"
@@ -77,13 +76,12 @@ class ClientLink(asyncio.Protocol):
         "_transport",
         "address",
         "client_version",
+        "clients",
         "connection",
-        "consumers",
         "has_left",
         "identities",
         "is_throttled",
         "is_writable",
-        "producers",
         "taken_at_ms",
     )
 
@@ -123,8 +121,7 @@ class ClientLink(asyncio.Protocol):
         """Whether reading is paused by the publish rate of a topic, or by a rate of the client's
         identity."""
         self.is_writable = True
-        self.producers: dict[Producer, Served] = {}
-        self.consumers: dict[Consumer, Served] = {}
+        self.clients: dict[Producer | Consumer, Served] = {}
         self.taken_at_ms: int | None = None
         self._session = session(self)
 
@@ -235,15 +232,17 @@ class ClientLink(asyncio.Protocol):
         """
         # Only set the flag: the transport calls this during a write.
         self.is_writable = False
-        for consumer, served in self.consumers.items():
-            served.topic.writable(consumer, is_writable=False, now_ms=now_ms())
+        for consumer, served in self.clients.items():
+            if isinstance(consumer, Consumer):
+                served.topic.writable(consumer, is_writable=False, now_ms=now_ms())
 
     def resume_writing(self) -> None:
         """Note that the client reads again."""
         self._count_behind()
         self.is_writable = True
-        for consumer, served in list(self.consumers.items()):
-            served.resume(consumer)
+        for consumer, served in list(self.clients.items()):
+            if isinstance(consumer, Consumer):
+                served.resume(consumer)
 
     def eof_received(self) -> None:
         """Close the connection after the client's end of stream. It may read nothing either, so its
@@ -370,7 +369,7 @@ class ClientLink(asyncio.Protocol):
         ):
             return False
         self._has_delivered = True
-        connection.message(consumer.consumer_id, entry_id, partition, block)
+        connection.send(replies.message_head(consumer.id, entry_id, partition, block_bytes), block)
         if connection.outgoing_bytes > settings.write_buffer_bytes:
             # Do not wait for the end of the turn: many subscriptions of one client could accumulate
             # too much in it.
@@ -383,50 +382,38 @@ class ClientLink(asyncio.Protocol):
 
     def confirm(self, producer: Producer, receipts: Iterable[Receipt]) -> None:
         """Write receipts to a producer."""
-        producer_id, receipt = producer.producer_id, self.connection.receipt
+        send, producer_id = self.connection.send, producer.id
         for _, sequence_id, highest_sequence_id, entry_id in receipts:
-            receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
+            send(replies.receipt(producer_id, sequence_id, highest_sequence_id, entry_id))
         self.write_at_end_of_turn()
 
     def activate(self, consumer: Consumer, *, is_active: bool) -> None:
         """Send a consumer of a Failover subscription whether it is the active one."""
-        self.connection.active(consumer.consumer_id, is_active=is_active)
+        self.connection.active(consumer.id, is_active=is_active)
         self.write_at_end_of_turn()
 
     def revoke(self, has: Callable[[Need, str], bool]) -> None:
         """End producers and consumers of topics for which the client lost its right."""
-        for producer, served in tuple(self.producers.items()):
-            if not has(PRODUCE, served.name):
-                self.redirect_producer(producer, None)
-                self.drop_producer(producer, served)
-        for consumer, served in tuple(self.consumers.items()):
-            if not has(CONSUME, served.name):
-                self.redirect_consumer(consumer, None)
-                self.drop_consumer(consumer, served)
+        for client, served in tuple(self.clients.items()):
+            if not has(PRODUCE if isinstance(client, Producer) else CONSUME, served.name):
+                self.redirect(client, None)
+                self.drop(client, served)
 
-    def redirect_producer(self, producer: Producer, url: str | None) -> None:
-        """Redirect a producer to `url`, or make it look its topic up again if that is None."""
-        if self.producers.pop(producer, None) is not None:
-            self.connection.close_producer(producer.producer_id, url)
-            self.write_at_end_of_turn()
-
-    def redirect_consumer(self, consumer: Consumer, url: str | None) -> None:
-        """Redirect a consumer; see `redirect_producer`."""
-        if self.consumers.pop(consumer, None) is not None:
-            self.connection.close_consumer(consumer.consumer_id, url)
-            self.write_at_end_of_turn()
-
-    def drop_producer(self, producer: Producer, served: Served) -> None:
-        """Remove a producer from its topic, and the topic if it is then idle."""
-        self.producers.pop(producer, None)
-        served.remove_producers((producer,))
-
-    def drop_consumer(self, consumer: Consumer, served: Served) -> None:
-        """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may
-        become active.
+    def redirect(self, client: Producer | Consumer, url: str | None) -> None:
+        """Redirect a producer or consumer to `url`, or make it look its topic up again if that is
+        None.
         """
-        self.consumers.pop(consumer, None)
-        served.remove_consumers((consumer,))
+        if self.clients.pop(client, None) is not None:
+            asked = Asked.PRODUCER if isinstance(client, Producer) else Asked.CONSUMER
+            self.connection.close(asked, client.id, url)
+            self.write_at_end_of_turn()
+
+    def drop(self, client: Producer | Consumer, served: Served) -> None:
+        """Remove a producer or consumer from its topic, and the topic if it is then idle. Other
+        consumers may become active.
+        """
+        self.clients.pop(client, None)
+        served.remove((client,))
 
     async def is_alive(self) -> bool:
         """Return whether the client answers a PING in time, or cannot because nothing is read from
@@ -530,18 +517,9 @@ class ClientLink(asyncio.Protocol):
             probe.cancel()
         # Leave topic by topic: hundreds of consumers of one topic leave in one step, and its new
         # active consumer is notified once.
-        producers, consumers = _by_topic(self.producers), _by_topic(self.consumers)
-        self.producers.clear()
-        self.consumers.clear()
-        for served, of_topic in producers.items():
-            served.remove_producers(of_topic)
-        for served, those in consumers.items():
-            served.remove_consumers(those)
-
-
-def _by_topic(attached: Mapping[A, Served]) -> Mapping[Served, list[A]]:
-    """Group a client's producers or consumers by topic."""
-    found: defaultdict[Served, list[A]] = defaultdict(list)
-    for thing, served in attached.items():
-        found[served].append(thing)
-    return found
+        leaving = defaultdict[Served, list[Producer | Consumer]](list)
+        for client, served in self.clients.items():
+            leaving[served].append(client)
+        self.clients.clear()
+        for served, of_topic in leaving.items():
+            served.remove(of_topic)

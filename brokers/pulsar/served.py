@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, Protocol
@@ -229,8 +229,8 @@ class Served:
         """
         self._host.counts.receipts_withheld += 1
         if not lost.is_closed:
-            producer.link.redirect_producer(producer, None)
-            self.remove_producers((producer,))
+            producer.link.redirect(producer, None)
+            self.remove((producer,))
 
     def release_receipts(self, producer: Producer) -> bool:
         """Send held receipts early, so that an answer to `producer` can follow them.
@@ -245,22 +245,19 @@ class Served:
         self.carry_out(self.topic.release_receipts())
         return True
 
-    def remove_producers(self, producers: Collection[Producer]) -> None:
-        """Remove producers and their entries without a receipt. Drop the topic if it is then
-        idle.
+    def remove(self, clients: Collection[Producer | Consumer]) -> None:
+        """Remove producers, with their entries without a receipt, and consumers, in one step. Other
+        consumers may become active. Drop the topic if it is then idle.
         """
-        self.topic.remove_producers(producers)
-        self._host.forget_if_idle(self)
-
-    def remove_consumers(self, consumers: Iterable[Consumer]) -> None:
-        """Remove consumers, and the topic if it is then idle. Other consumers may become active."""
+        self.topic.remove_producers([each for each in clients if isinstance(each, Producer)])
+        consumers = [each for each in clients if isinstance(each, Consumer)]
         send_active_changes(self.topic.remove_consumers(consumers))
         self._host.forget_if_idle(self)
 
     def delete_subscription(self, name: str) -> None:
         """Delete a subscription with its backlog, if there is one, and disconnect its consumers."""
         for consumer in self.topic.delete_subscription(name):
-            consumer.link.redirect_consumer(consumer, None)
+            consumer.link.redirect(consumer, None)
         self._host.forget_if_idle(self)
 
 

@@ -42,9 +42,10 @@ from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
     Asked,
+    Closed,
     Connected,
-    ConsumerClosed,
     ConsumerStatsAsked,
+    Creation,
     CreationCancelled,
     CredentialsSent,
     Damaged,
@@ -53,7 +54,6 @@ from equipoise.brokers.pulsar.wire.requests import (
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
-    ProducerClosed,
     Published,
     Question,
     Request,
@@ -65,7 +65,6 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
     TurnedAway,
     Unsubscribed,
-    version_of,
 )
 from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
@@ -100,7 +99,7 @@ class Parts:
 class Publishing:
     """The value attached to a producer id of a connection."""
 
-    producer: Producer
+    client: Producer
     served: Served
 
 
@@ -108,7 +107,7 @@ class Publishing:
 class Consuming:
     """The value attached to a consumer id of a connection."""
 
-    consumer: Consumer
+    client: Consumer
     served: Served
 
 
@@ -179,12 +178,10 @@ class Session:
         """
         match request:
             case Published(producer=Publishing() as publishing):
-                left = publishing.served.publish(
-                    publishing.producer, request.entries, self._patience
-                )
+                left = publishing.served.publish(publishing.client, request.entries, self._patience)
                 return Published(producer=publishing, entries=[*left]) if left else None
             case Flowed(consumer=Consuming() as consuming):
-                consuming.served.flow(consuming.consumer, request.permits)
+                consuming.served.flow(consuming.client, request.permits)
             case Acked():
                 self._parts.connections.counts.acknowledgements += 1
             case Ended():
@@ -224,13 +221,7 @@ class Session:
 
     async def _refuse(self, rights: Rights, request: Guarded, why: str) -> None:
         refused = await rights.refusal(self._link, request, why)
-        match request:
-            case ProducerAsked():
-                self._connection.producer_refused(request, refused.error, refused.message)
-            case SubscribeAsked():
-                self._connection.consumer_refused(request, refused.error, refused.message)
-            case _:
-                self._connection.refuse(request, refused.error, refused.message)
+        self._connection.refuse(request, refused.error, refused.message)
 
     def end(self) -> None:
         """Drop all that waits, because the connection is over."""
@@ -250,13 +241,13 @@ class Session:
         """
         assert isinstance(request.producer, Publishing), "what was attached here"
         self._parts.connections.counts.damaged += 1
-        producer, served = request.producer.producer, request.producer.served
+        producer, served = request.producer.client, request.producer.served
         if served.release_receipts(producer):
-            self._connection.send_error(
-                producer.producer_id,
-                request.sequence_id,
-                ServerError.CHECKSUM_ERROR,
-                "The checksum of the message is wrong",
+            problem = "The checksum of the message is wrong"
+            self._connection.send(
+                replies.send_error(
+                    producer.id, request.sequence_id, ServerError.CHECKSUM_ERROR, problem
+                )
             )
 
     def _on_connected(self, request: Connected) -> None:
@@ -272,26 +263,21 @@ class Session:
         if task is not None:
             task.cancel()
 
-    def _on_producer_closed(self, request: ProducerClosed) -> None:
-        assert isinstance(request.producer, Publishing), "what was attached here"
-        self._link.drop_producer(request.producer.producer, request.producer.served)
-        self._connection.succeed(request)
-
-    def _on_consumer_closed(self, request: ConsumerClosed) -> None:
-        assert isinstance(request.consumer, Consuming), "what was attached here"
-        self._link.drop_consumer(request.consumer.consumer, request.consumer.served)
+    def _on_closed(self, request: Closed) -> None:
+        assert isinstance(request.thing, Publishing | Consuming), "what was attached here"
+        self._link.drop(request.thing.client, request.thing.served)
         self._connection.succeed(request)
 
     def _on_unsubscribed(self, request: Unsubscribed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
-        consumer, served = request.consumer.consumer, request.consumer.served
+        consumer, served = request.consumer.client, request.consumer.served
         answer = served.topic.unsubscribe(consumer, is_forced=request.is_forced)
         if isinstance(answer, Refusal):
             self._connection.refuse(request, answer.error, answer.message)
             return
         for other in answer:
-            other.link.redirect_consumer(other, None)
-        self._link.drop_consumer(consumer, served)
+            other.link.redirect(other, None)
+        self._link.drop(consumer, served)
         self._connection.succeed(request)
 
     def _on_sought(self, request: Sought) -> None:
@@ -301,8 +287,8 @@ class Session:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         if not self._link.client_version.startswith(_GO):
             return
-        consumer, served = request.consumer.consumer, request.consumer.served
-        self._link.redirect_consumer(consumer, None)
+        consumer, served = request.consumer.client, request.consumer.served
+        self._link.redirect(consumer, None)
         send_active_changes(served.topic.remove_consumers((consumer,)))
         # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it
         # has passed.
@@ -311,7 +297,7 @@ class Session:
 
     def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
-        consumer = request.consumer.consumer
+        consumer = request.consumer.client
         stats = replies.consumer_stats(
             request.request_id,
             name=consumer.name,
@@ -422,7 +408,7 @@ class Session:
             producer = Producer(
                 name=name,
                 link=link,
-                producer_id=request.producer_id,
+                id=request.id,
                 published=Meter(now_ms=now_ms()),
                 epoch=request.epoch,
                 access_mode=request.access_mode,
@@ -439,26 +425,21 @@ class Session:
         except ServedElsewhere as error:
             self._parts.connections.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
-                version = version_of(request.schema)
-                elsewhere = Elsewhere(url=error.url)
-                connection.producer_opened(request, name, elsewhere, schema_version=version)
+                connection.opened(request, Elsewhere(url=error.url), name=name)
             else:  # Success would wrongly confirm exclusive access.
-                connection.producer_refused(request, *_refusal_of(error))
+                connection.refuse(request, *_refusal_of(error))
             return
         except EquipoiseError as error:
-            connection.producer_refused(request, *_refusal_of(error))
+            connection.refuse(request, *_refusal_of(error))
             return
         if replaced is not None:
-            link.producers.pop(replaced, None)
+            link.clients.pop(replaced, None)
         if request.schema is not None:
             self._service.schemas.add(partitioned_name(served.name), request.schema)
-        publishing = Publishing(producer=producer, served=served)
-        if connection.producer_opened(
-            request, name, publishing, schema_version=version_of(request.schema)
-        ):
-            link.producers[producer] = served
+        if connection.opened(request, Publishing(client=producer, served=served), name=name):
+            link.clients[producer] = served
         else:
-            link.drop_producer(producer, served)
+            link.drop(producer, served)
 
     async def _open_consumer(self, request: SubscribeAsked) -> None:
         link, connection = self._link, self._connection
@@ -472,7 +453,7 @@ class Session:
             consumer = Consumer(
                 name=name,
                 link=link,
-                consumer_id=request.consumer_id,
+                id=request.id,
                 delivered=Meter(now_ms=came_ms),
                 is_name_users=bool(request.name),
                 priority=request.priority,
@@ -498,20 +479,20 @@ class Session:
             # (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
             self._parts.connections.counts.redirected += isinstance(error, ServedElsewhere)
-            connection.consumer_opened(request, Elsewhere(url=url))
+            connection.opened(request, Elsewhere(url=url))
             return
         except EquipoiseError as error:
-            connection.consumer_refused(request, *_refusal_of(error))
+            connection.refuse(request, *_refusal_of(error))
             return
         whole = partitioned_name(served.name)
         if request.schema is not None and not self._service.schemas.all_of(whole):
             # As in Pulsar, only a consumer that comes first registers its schema.
             self._service.schemas.add(whole, request.schema)
-        if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
-            link.consumers[consumer] = served
+        if connection.opened(request, Consuming(client=consumer, served=served)):
+            link.clients[consumer] = served
             send_active_changes(changes)
         else:
-            link.drop_consumer(consumer, served)
+            link.drop(consumer, served)
 
     async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
         """Return the topic and the result of `enter` on it. If a dead client holds the place,
@@ -549,9 +530,7 @@ class Session:
 
     # --- tasks ---
 
-    def _create(
-        self, request: ProducerAsked | SubscribeAsked, operation: Callable[[], Awaitable[None]]
-    ) -> None:
+    def _create(self, request: Creation, operation: Callable[[], Awaitable[None]]) -> None:
         """Start a creation, or queue it if too many are running."""
         self._creations_asked[request.asked, request.request_id] = operation
         self._begin_creations()
@@ -591,8 +570,7 @@ class Session:
         Damaged: _on_damaged,
         TurnedAway: _on_turned_away,
         CreationCancelled: _on_creation_cancelled,
-        ProducerClosed: _on_producer_closed,
-        ConsumerClosed: _on_consumer_closed,
+        Closed: _on_closed,
         Unsubscribed: _on_unsubscribed,
         Sought: _on_sought,
         ConsumerStatsAsked: _on_consumer_stats_asked,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Damaged, Ended
-from tests.pulsar.pulsar_speech import connect, entry
+from tests.pulsar.pulsar_speech import connect
 from tests.pulsar.wire_stage import WireStage, frame_in
 
 # Small enough for these tests to reach them.
@@ -148,7 +148,7 @@ def test_garbage_ends_only_its_connection(steps: list[str], more: bytes) -> None
     if connection.is_ended:
         assert [len(seen) - 1] == ends
         assert [] == connection.receive(more, 10**9) + connection.tick(10**10)
-        connection.message(0, 1, -1, entry())
+        connection.send(b"late")
         assert b"" == connection.take_outgoing()
     else:
         assert [] == ends

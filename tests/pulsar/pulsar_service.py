@@ -10,14 +10,14 @@ from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     Change,
-    ConsumerClosed,
+    Closed,
     ConsumerStatsAsked,
+    Creation,
     CreationCancelled,
     Damaged,
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
-    ProducerClosed,
     Published,
     Question,
     Request,
@@ -106,21 +106,15 @@ class DumbService:
                     byte_rate=2.5,
                 )
                 connection.answer(request, stats)
-            case ProducerAsked():
-                connection.producer_opened(request, "named", self.attached or request.producer_id)
-            case SubscribeAsked():
-                connection.consumer_opened(request, self.attached or request.consumer_id)
-            case ProducerClosed() | ConsumerClosed() | Unsubscribed():
+            case ProducerAsked() | SubscribeAsked():
+                connection.opened(request, self.attached or request.id, name="named")
+            case Closed() | Unsubscribed():
                 connection.succeed(request)
             case _:
                 self._deliver(request)
 
     def _refuse(self, request: Request) -> None:
-        if isinstance(request, ProducerAsked):
-            self.connection.producer_refused(request, *self.refusal)
-        elif isinstance(request, SubscribeAsked):
-            self.connection.consumer_refused(request, *self.refusal)
-        elif isinstance(request, Question | Change):
+        if isinstance(request, Question | Change | Creation):
             self.connection.refuse(request, *self.refusal)
         else:
             self._deliver(request)
@@ -130,12 +124,14 @@ class DumbService:
         match request:
             case Published(producer=int(producer_id)):
                 for sent in request.entries:
-                    self.connection.receipt(
-                        producer_id, sent.sequence_id, sent.highest_sequence_id, 0
+                    self.connection.send(
+                        replies.receipt(producer_id, sent.sequence_id, sent.highest_sequence_id, 0)
                     )
             case Damaged(producer=int(producer_id)):
-                self.connection.send_error(
-                    producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged"
+                self.connection.send(
+                    replies.send_error(
+                        producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged"
+                    )
                 )
             case _:
                 pass

@@ -43,7 +43,7 @@ def make_producer(
     return Producer(
         name=name,
         link=cast("Link", link),
-        producer_id=producer_id,
+        id=producer_id,
         published=Meter(now_ms=0),
         epoch=epoch,
         access_mode=access_mode,
@@ -73,7 +73,7 @@ def make_consumer(
     return Consumer(
         name=name,
         link=cast("Link", link),
-        consumer_id=consumer_id,
+        id=consumer_id,
         delivered=Meter(now_ms=0),
         is_name_users=is_name_users,
         priority=priority,

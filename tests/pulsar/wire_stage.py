@@ -24,13 +24,14 @@ from typing import Final
 
 from google.protobuf import text_format
 
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.authentication import Authenticate
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
-from equipoise.brokers.pulsar.wire.requests import Published, Request
+from equipoise.brokers.pulsar.wire.requests import Asked, Published, Request
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
 from tests.pulsar.pulsar_service import DumbService
 from tests.pulsar.pulsar_speech import commands_in, entry, framed
@@ -187,10 +188,12 @@ class WireStage:
             case "ends":
                 self.connection.end()
             case "delivers":
-                self.connection.message(int(id_), 1, -1, entry())
+                block = entry()
+                head = replies.message_head(int(id_), 1, -1, len(block))
+                self.connection.send(head, block)
             case "activates":
                 self.connection.active(int(id_), is_active=True)
             case "closes-producer":
-                self.connection.close_producer(int(id_), *more)
+                self.connection.close(Asked.PRODUCER, int(id_), *more)
             case "closes-consumer":
-                self.connection.close_consumer(int(id_), *more)
+                self.connection.close(Asked.CONSUMER, int(id_), *more)

@@ -80,12 +80,10 @@ class Link(Protocol):
         """Send a consumer of a Failover subscription whether it is the active one."""
         ...
 
-    def redirect_producer(self, producer: Producer, url: str | None) -> None:
-        """Redirect a producer to `url`, or make it look its topic up again if that is None."""
-        ...
-
-    def redirect_consumer(self, consumer: Consumer, url: str | None) -> None:
-        """Redirect a consumer; see `redirect_producer`."""
+    def redirect(self, client: Producer | Consumer, url: str | None) -> None:
+        """Redirect a producer or consumer to `url`, or make it look its topic up again if that is
+        None.
+        """
         ...
 
     async def settled(self) -> None:
@@ -111,7 +109,7 @@ class Producer:
 
     name: str
     link: Link
-    producer_id: int
+    id: int
     published: Meter
     epoch: int = 0
     access_mode: AccessMode = AccessMode.SHARED
@@ -133,7 +131,7 @@ class Consumer:
 
     name: str
     link: Link
-    consumer_id: int
+    id: int
     delivered: Meter
     is_name_users: bool = True
     priority: int = 0
@@ -206,7 +204,7 @@ class Producers:
         if former is not None:
             if (
                 former.link is producer.link
-                and former.producer_id == producer.producer_id
+                and former.id == producer.id
                 and former.epoch < producer.epoch
             ):
                 self._by_name[producer.name] = producer

@@ -179,7 +179,7 @@ def _producer_stats(producer: Producer) -> Stats:
         "averageMsgSize": _quotient(published.byte_rate, published.message_rate),
         "msgDropRate": 0.0,
         "chunkedMessageRate": 0.0,
-        "producerId": producer.producer_id,
+        "producerId": producer.id,
         "producerName": producer.name,
         "address": producer.address,
         "connectedSince": producer.connected_since,

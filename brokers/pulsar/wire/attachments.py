@@ -20,16 +20,17 @@ from equipoise.brokers.pulsar.wire.requests import Asked
 from equipoise.channel.core.errors import Bug
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Attached:
-    """What the service attached to an id: its `thing`, `place` (a topic, or a topic and
-    subscription) and `name`.
+    """What a client asked for under an id at a `place` (a topic, or a topic and subscription), and
+    the `thing` and `name` that the service then attached to the id.
     """
 
-    thing: object
+    request_id: int
     place: tuple[str, ...]
-    name: str
     kept_bytes: int
+    thing: object = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +43,6 @@ class Elsewhere:
     """
 
     url: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Creation:
-    """A creation that the service has not answered."""
-
-    request_id: int
-    place: tuple[str, ...]
-    kept_bytes: int
 
 
 class Kept:
@@ -101,7 +93,8 @@ class Attachments:
         self._closed_for_ms = limits.closed_for_ms
         self._closed_ids_max = limits.closed_ids_max
         self._closed_at_ms: dict[int, int] = {}
-        self.creations: dict[int, Creation] = {}
+        self.creations: dict[int, Attached] = {}
+        """What the service has not answered."""
         self.live: dict[int, Attached] = {}
 
     def check_creation(self, id_: int, place: tuple[str, ...], kept_bytes: int) -> Attached | None:
@@ -131,13 +124,13 @@ class Attachments:
         self._kept.check(kept_bytes)
         return None
 
-    def ask(self, id_: int, creation: Creation) -> None:
+    def ask(self, id_: int, creation: Attached) -> None:
         """Start a creation."""
         self._closed_at_ms.pop(id_, None)
         self.creations[id_] = creation
         self._kept.bytes += creation.kept_bytes
 
-    def settle(self, id_: int, request_id: int) -> Creation | None:
+    def settle(self, id_: int, request_id: int) -> Attached | None:
         """End a creation that the service answers, and return it. Return None if it was cancelled
         or already answered.
         """
@@ -147,12 +140,10 @@ class Attachments:
         self._kept.bytes -= creation.kept_bytes
         return self.creations.pop(id_)
 
-    def attach(self, id_: int, thing: object, creation: Creation, *, name: str = "") -> None:
+    def attach(self, id_: int, settled: Attached) -> None:
         """Make the result of a settled creation live."""
-        self.live[id_] = Attached(
-            thing=thing, place=creation.place, name=name, kept_bytes=creation.kept_bytes
-        )
-        self._kept.bytes += creation.kept_bytes
+        self.live[id_] = settled
+        self._kept.bytes += settled.kept_bytes
 
     def detach(self, id_: int) -> bool:
         """Remove a live id. Return False if it is not live."""

@@ -34,6 +34,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
+    Creation,
     KeyShared,
     LookupAsked,
     PartitionsAsked,
@@ -196,19 +197,15 @@ def key_of(block: bytes) -> bytes | None:
         return key
 
 
-def kept_bytes(asked: ProducerAsked | SubscribeAsked) -> int:
+def kept_bytes(asked: Creation) -> int:
     """Return how many bytes of a request are kept with what it creates, as `Limits.kept_bytes_max`
     counts them.
     """
-    names = [asked.topic, asked.name or ""]
-    ranges: Sequence[tuple[int, int]] = ()
-    if isinstance(asked, SubscribeAsked):
-        names.append(asked.subscription)
-        ranges = asked.key_shared.ranges if asked.key_shared is not None else ()
+    key_shared = asked.key_shared if isinstance(asked, SubscribeAsked) else None
     return (
-        sum(len(name.encode()) for name in names)
+        sum(len(name.encode()) for name in (*asked.place, asked.name or ""))
         + _properties_bytes(asked.properties)
-        + len(ranges) * PAIR_BYTES
+        + (0 if key_shared is None else len(key_shared.ranges) * PAIR_BYTES)
     )
 
 
@@ -296,11 +293,6 @@ def credentials_in(data: CommandConnect | AuthData) -> Credentials | None:
     return None if original is None else Credentials(method=TLS, data=b"", original=original)
 
 
-def refreshes_credentials(command: CommandConnect) -> bool:
-    """Return whether a client answers AUTH_CHALLENGE with fresh credentials."""
-    return command.feature_flags.supports_auth_refresh
-
-
 def client_version(command: CommandConnect, limits: Limits) -> str:
     """Return the version text of a client, truncated."""
     return _text(command.client_version)[: limits.name_characters_max]
@@ -359,67 +351,50 @@ def _own_schema(command: CommandProducer | CommandSubscribe, limits: Limits) -> 
     return _schema(command.schema, limits)
 
 
-_QUESTIONS: Final[dict[int, Callable[[BaseCommand, Limits], Question]]] = {
-    BaseCommand.PARTITIONED_METADATA: _partitions_asked,
-    BaseCommand.LOOKUP: _lookup_asked,
-    BaseCommand.GET_TOPICS_OF_NAMESPACE: _topics_asked,
-    BaseCommand.GET_SCHEMA: _schema_asked,
-    BaseCommand.GET_OR_CREATE_SCHEMA: _schema_offered,
-}
-
-
-def question(command: BaseCommand, limits: Limits) -> Question:
-    """Return the request of a command that is about no id. Raise `NotServed` for long names."""
-    return _QUESTIONS[command.type](command, limits)
-
-
-def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
-    """Return the request of PRODUCER. Raise `NotServed` for an unknown access mode."""
+def _producer_asked(command: BaseCommand, limits: Limits) -> ProducerAsked:
+    asked = command.producer
     try:
-        access_mode = AccessMode(command.producer_access_mode)
+        access_mode = AccessMode(asked.producer_access_mode)
     except ValueError:
         raise NotServed(
             error=ServerError.NOT_ALLOWED,
             problem=(
-                f"access mode {command.producer_access_mode} does not exist; use Shared or"
-                " Exclusive"
+                f"access mode {asked.producer_access_mode} does not exist; use Shared or Exclusive"
             ),
         ) from None
     return ProducerAsked(
-        producer_id=command.producer_id,
-        request_id=command.request_id,
-        topic=_name("topic name", command.topic, limits),
-        name=_name("producer name", command.producer_name, limits) or None,
-        epoch=command.epoch,
+        id=asked.producer_id,
+        request_id=asked.request_id,
+        topic=_name("topic name", asked.topic, limits),
+        name=_name("producer name", asked.producer_name, limits) or None,
+        epoch=asked.epoch,
         access_mode=access_mode,
-        properties=_properties(command.metadata, limits),
-        schema=_own_schema(command, limits),
-        is_encrypted=command.encrypted,
+        properties=_properties(asked.metadata, limits),
+        schema=_own_schema(asked, limits),
+        is_encrypted=asked.encrypted,
     )
 
 
-def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked:
-    """Return the request of SUBSCRIBE. Raise `NotServed` for an empty subscription name or too many
-    hash ranges.
-    """
-    if not command.subscription:
+def _subscribe_asked(command: BaseCommand, limits: Limits) -> SubscribeAsked:
+    asked = command.subscribe
+    if not asked.subscription:
         # Pulsar uses this code.
         raise NotServed(error=ServerError.PRODUCER_BUSY, problem="Empty subscription name")
-    kind = SubscriptionKind(command.subType)
+    kind = SubscriptionKind(asked.subType)
     return SubscribeAsked(
-        consumer_id=command.consumer_id,
-        request_id=command.request_id,
-        topic=_name("topic name", command.topic, limits),
-        subscription=_name("subscription name", command.subscription, limits),
+        id=asked.consumer_id,
+        request_id=asked.request_id,
+        topic=_name("topic name", asked.topic, limits),
+        subscription=_name("subscription name", asked.subscription, limits),
         kind=kind,
-        name=_name("consumer name", command.consumer_name, limits),
-        priority=command.priority_level,
+        name=_name("consumer name", asked.consumer_name, limits),
+        priority=asked.priority_level,
         key_shared=(
-            _key_shared(command.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None
+            _key_shared(asked.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None
         ),
-        properties=_properties(command.metadata, limits),
-        read_compacted=command.read_compacted,
-        schema=_own_schema(command, limits),
+        properties=_properties(asked.metadata, limits),
+        read_compacted=asked.read_compacted,
+        schema=_own_schema(asked, limits),
     )
 
 
@@ -438,3 +413,25 @@ def _key_shared(meta: KeySharedMeta) -> KeyShared:
     return KeyShared(
         is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges)
     )
+
+
+_QUESTIONS: Final[dict[int, Callable[[BaseCommand, Limits], Question]]] = {
+    BaseCommand.PARTITIONED_METADATA: _partitions_asked,
+    BaseCommand.LOOKUP: _lookup_asked,
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: _topics_asked,
+    BaseCommand.GET_SCHEMA: _schema_asked,
+    BaseCommand.GET_OR_CREATE_SCHEMA: _schema_offered,
+}
+
+
+def question(command: BaseCommand, limits: Limits) -> Question:
+    """Return the request of a command that is about no id. Raise `NotServed` for long names."""
+    return _QUESTIONS[command.type](command, limits)
+
+
+def creation(command: BaseCommand, limits: Limits) -> Creation:
+    """Return the request of PRODUCER or SUBSCRIBE. Raise `NotServed` for long names, an unknown
+    access mode, an empty subscription name or too many hash ranges.
+    """
+    is_producer = command.type == BaseCommand.PRODUCER
+    return (_producer_asked if is_producer else _subscribe_asked)(command, limits)

@@ -23,7 +23,6 @@ from equipoise.brokers.pulsar.wire import commands, replies
 from equipoise.brokers.pulsar.wire.attachments import (
     Attached,
     Attachments,
-    Creation,
     Elsewhere,
     Kept,
     Waiting,
@@ -42,25 +41,22 @@ from equipoise.brokers.pulsar.wire.requests import (
     Acked,
     Asked,
     Change,
+    Closed,
     Connected,
-    ConsumerClosed,
     ConsumerStatsAsked,
+    Creation,
     CreationCancelled,
     CredentialsSent,
     Damaged,
     Ended,
     Flowed,
-    ProducerAsked,
-    ProducerClosed,
     Published,
     Question,
     Request,
     Sent,
     Sought,
-    SubscribeAsked,
     TurnedAway,
     Unsubscribed,
-    version_of,
 )
 from equipoise.brokers.security.identity import Identity, Refusal
 
@@ -209,6 +205,7 @@ class Connection:
         "_producers",
         "_protocol_version",
         "_requests",
+        "_tables",
         "_waiting",
         "asked",
         "is_ended",
@@ -238,6 +235,7 @@ class Connection:
         self._consumers = Attachments(
             Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept
         )
+        self._tables = {each.asked: each for each in (self._producers, self._consumers)}
         self._waiting = Waiting(limits=limits)
         self._requests: list[Request] = []
         self._outgoing = Outgoing()
@@ -351,6 +349,10 @@ class Connection:
         """
         return self._outgoing.take()
 
+    def send(self, *parts: bytes) -> None:
+        """Write one of `replies` that answers no request."""
+        self._outgoing.send(*parts)
+
     def answer(self, request: Question | Change, reply: bytes) -> None:
         """Answer a request with one of `replies`."""
         if not self.is_ended:
@@ -362,11 +364,19 @@ class Connection:
         """Who the client is. None before the handshake, and without authentication."""
         return self._authentication.identity
 
-    def refuse(self, request: Question | Change, error: ServerError, message: str) -> None:
-        """Refuse a request."""
-        self.answer(
-            request, replies.refusal(request.asked.value, request.request_id, error, message)
-        )
+    def refuse(
+        self, request: Question | Change | Creation, error: ServerError, message: str
+    ) -> None:
+        """Refuse a request. No-op if it is a creation that was cancelled. If another broker serves
+        the topic of a consumer, attach `Elsewhere` instead.
+        """
+        what, request_id = request.asked.value, request.request_id
+        if not isinstance(request, Creation):
+            self.answer(request, replies.refusal(what, request_id, error, message))
+        elif self._settle(self._tables[request.asked], request.id, request_id) is not None:
+            self._outgoing.send(
+                replies.refusal(what, request_id, error, message, consumer_id=request.id)
+            )
 
     def succeed(self, request: Change) -> None:
         """Answer a request with success."""
@@ -374,82 +384,28 @@ class Connection:
         if isinstance(request, Unsubscribed):
             self._consumers.detach(request.consumer_id)
 
-    def producer_opened(
-        self, request: ProducerAsked, name: str, producer: object, *, schema_version: bytes = b""
-    ) -> bool:
-        """Attach `producer`, which may be `Elsewhere`. Return False if the request was cancelled;
-        then undo it.
+    def opened(self, request: Creation, thing: object, *, name: str = "") -> bool:
+        """Attach what the service created, which may be `Elsewhere`. Return False if the request
+        was cancelled; then undo it.
         """
-        creation = self._settle(self._producers, request.producer_id, request.request_id)
+        table = self._tables[request.asked]
+        creation = self._settle(table, request.id, request.request_id)
         if creation is None:
             return False
-        self._producers.attach(request.producer_id, producer, creation, name=name)
-        self._outgoing.send(replies.producer_success(request.request_id, name, schema_version))
+        creation.thing, creation.name = thing, name
+        table.attach(request.id, creation)
+        self._outgoing.send(replies.created(request, name))
         return True
 
-    def producer_refused(self, request: ProducerAsked, error: ServerError, message: str) -> None:
-        """Refuse a producer. No-op if the request was cancelled."""
-        if self._settle(self._producers, request.producer_id, request.request_id) is not None:
-            self._outgoing.send(replies.error(request.request_id, error, message))
-
-    def consumer_opened(self, request: SubscribeAsked, consumer: object) -> bool:
-        """Attach `consumer`; see `producer_opened`."""
-        creation = self._settle(self._consumers, request.consumer_id, request.request_id)
-        if creation is None:
-            return False
-        self._consumers.attach(request.consumer_id, consumer, creation)
-        self._outgoing.send(replies.success(request.request_id))
-        return True
-
-    def consumer_refused(self, request: SubscribeAsked, error: ServerError, message: str) -> None:
-        """Refuse a consumer; see `producer_refused`. If another broker serves the topic, attach
-        `Elsewhere` instead.
+    def close(self, asked: Asked, id_: int, url: str | None = None) -> None:
+        """Redirect a producer or consumer to `url`, or to a new lookup, and ignore its late
+        messages. No-op if it is not live.
         """
-        if self._settle(self._consumers, request.consumer_id, request.request_id) is not None:
-            self._outgoing.send(
-                replies.consumer_refused(request.consumer_id, request.request_id, error, message)
-            )
-
-    def receipt(
-        self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int
-    ) -> None:
-        """Answer an entry of `Published` with its id. Also sent if the producer was closed
-        meanwhile.
-        """
-        self._outgoing.send(
-            replies.receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
-        )
-
-    def send_error(
-        self, producer_id: int, sequence_id: int, error: ServerError, message: str
-    ) -> None:
-        """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and
-        send the entry again, forever.
-        """
-        self._outgoing.send(replies.send_error(producer_id, sequence_id, error, message))
-
-    def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
-        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes
-        from `Sent`.
-        """
-        self._outgoing.send(
-            replies.message_head(consumer_id, entry_id, partition, len(block)), block
-        )
-
-    def close_producer(self, producer_id: int, url: str | None = None) -> None:
-        """Redirect a producer to `url`, or to a new lookup, and ignore its late messages. No-op if
-        it is not live.
-        """
-        if self._producers.close(producer_id, self._now_ms):
-            self._outgoing.send(replies.close_producer(producer_id, url))
-
-    def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
-        """Redirect a consumer; see `close_producer`."""
-        if self._consumers.close(consumer_id, self._now_ms):
-            self._outgoing.send(replies.close_consumer(consumer_id, url))
+        if self._tables[asked].close(id_, self._now_ms):
+            self._outgoing.send(replies.close(asked, id_, url))
 
     def active(self, consumer_id: int, *, is_active: bool) -> None:
-        """Send a Failover consumer whether it is active. May come before `consumer_opened`."""
+        """Send a Failover consumer whether it is active. May come before `opened`."""
         if self._protocol_version >= _ACTIVE_CHANGE_VERSION:
             self._outgoing.send(replies.active_consumer_change(consumer_id, is_active=is_active))
 
@@ -487,15 +443,13 @@ class Connection:
     def _on_connect(self, command: BaseCommand, _frame: Frame) -> None:
         """Check the client's version and credentials, and answer the handshake."""
         connect = command.connect
-        version = commands.agreed_version(connect)
-        client_version = commands.client_version(connect, self._limits)
-        refreshes = commands.refreshes_credentials(connect)
-        self._protocol_version, self._client_version = version, client_version
+        self._protocol_version = commands.agreed_version(connect)
+        self._client_version = commands.client_version(connect, self._limits)
         credentials = commands.credentials_in(connect)
         if self._authentication.connect(
             credentials,
             self._now_ms,
-            refreshes=refreshes,
+            refreshes=connect.feature_flags.supports_auth_refresh,
             forwards=bool(connect.original_auth_data),
         ):
             self._welcome()
@@ -538,7 +492,7 @@ class Connection:
             self._check_stray(producer_id)
             return
         if isinstance(attached.thing, Elsewhere):
-            self.close_producer(producer_id, attached.thing.url)
+            self.close(Asked.PRODUCER, producer_id, attached.thing.url)
             return
         if block is None:
             raise PulsarProtocolError(Violation.MALFORMED_FRAME, "a SEND without an entry")
@@ -570,7 +524,7 @@ class Connection:
         if consumer is None:
             return  # It may have crossed a CLOSE_CONSUMER.
         if isinstance(consumer.thing, Elsewhere):
-            self.close_consumer(consumer_id, consumer.thing.url)
+            self.close(Asked.CONSUMER, consumer_id, consumer.thing.url)
         else:
             self._requests.append(
                 Flowed(consumer=consumer.thing, permits=command.flow.messagePermits)
@@ -590,47 +544,40 @@ class Connection:
         """
         self._ask(commands.question(command, self._limits), frame)
 
-    def _on_producer(self, command: BaseCommand, frame: Frame) -> None:
-        asked = commands.producer_asked(command.producer, self._limits)
-        place, kept_bytes = (asked.topic,), commands.kept_bytes(asked)
-        live = self._producers.check_creation(asked.producer_id, place, kept_bytes)
+    def _on_creation(self, command: BaseCommand, frame: Frame) -> None:
+        asked = commands.creation(command, self._limits)
+        table, kept_bytes = self._tables[asked.asked], commands.kept_bytes(asked)
+        live = table.check_creation(asked.id, asked.place, kept_bytes)
         if live is not None:
-            self._outgoing.send(
-                replies.producer_success(asked.request_id, live.name, version_of(asked.schema))
+            self._outgoing.send(replies.created(asked, live.name))
+            return
+        self._ask(asked, frame)
+        table.ask(
+            asked.id,
+            Attached(request_id=asked.request_id, place=asked.place, kept_bytes=kept_bytes),
+        )
+
+    def _on_close(self, command: BaseCommand, frame: Frame) -> None:
+        """Pass on the end of what is live under an id and served here. Otherwise answer the client,
+        and cancel a pending creation.
+        """
+        if command.type == BaseCommand.CLOSE_PRODUCER:
+            table, id_ = self._producers, command.close_producer.producer_id
+        else:
+            table, id_ = self._consumers, command.close_consumer.consumer_id
+        request_id, live = commands.request_id_of(command), table.live.get(id_)
+        if live is not None and not isinstance(live.thing, Elsewhere):
+            self._ask(Closed(thing=live.thing, request_id=request_id), frame)
+            table.detach(id_)
+            return
+        table.detach(id_)
+        creation = table.creations.get(id_)
+        if creation is not None:
+            self._settle(table, id_, creation.request_id)
+            self._requests.append(
+                CreationCancelled(asked=table.asked, request_id=creation.request_id)
             )
-            return
-        self._ask(asked, frame)
-        self._producers.ask(
-            asked.producer_id,
-            Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes),
-        )
-
-    def _on_subscribe(self, command: BaseCommand, frame: Frame) -> None:
-        asked = commands.subscribe_asked(command.subscribe, self._limits)
-        place, kept_bytes = (asked.topic, asked.subscription), commands.kept_bytes(asked)
-        live = self._consumers.check_creation(asked.consumer_id, place, kept_bytes)
-        if live is not None:
-            self._outgoing.send(replies.success(asked.request_id))
-            return
-        self._ask(asked, frame)
-        self._consumers.ask(
-            asked.consumer_id,
-            Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes),
-        )
-
-    def _on_close_producer(self, command: BaseCommand, frame: Frame) -> None:
-        asked = command.close_producer
-        live = self._check_close(self._producers, asked.producer_id, asked.request_id)
-        if live is not None:
-            self._ask(ProducerClosed(producer=live.thing, request_id=asked.request_id), frame)
-            self._producers.detach(asked.producer_id)
-
-    def _on_close_consumer(self, command: BaseCommand, frame: Frame) -> None:
-        asked = command.close_consumer
-        live = self._check_close(self._consumers, asked.consumer_id, asked.request_id)
-        if live is not None:
-            self._ask(ConsumerClosed(consumer=live.thing, request_id=asked.request_id), frame)
-            self._consumers.detach(asked.consumer_id)
+        self._outgoing.send(replies.success(request_id))
 
     def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.unsubscribe
@@ -664,34 +611,15 @@ class Connection:
             problem=f"{commands.name_of(command)} is not served by this broker",
         )
 
-    def _ask(
-        self, request: Question | Change | ProducerAsked | SubscribeAsked, frame: Frame
-    ) -> None:
+    def _ask(self, request: Question | Change | Creation, frame: Frame) -> None:
         self._waiting.ask(request.asked, request.request_id, len(frame.command))
         self._requests.append(request)
 
-    def _settle(self, table: Attachments, id_: int, request_id: int) -> Creation | None:
+    def _settle(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
         creation = table.settle(id_, request_id)
         if creation is not None:
             self._waiting.answer(table.asked, request_id)
         return creation
-
-    def _check_close(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
-        """Return what is live under an id and served here. Otherwise answer the client, and cancel
-        a pending creation.
-        """
-        live = table.live.get(id_)
-        if live is not None and not isinstance(live.thing, Elsewhere):
-            return live
-        table.detach(id_)
-        creation = table.creations.get(id_)
-        if creation is not None:
-            self._settle(table, id_, creation.request_id)
-            self._requests.append(
-                CreationCancelled(asked=table.asked, request_id=creation.request_id)
-            )
-        self._outgoing.send(replies.success(request_id))
-        return None
 
     def _consumer(self, consumer_id: int, error: ServerError) -> object:
         """Return what the service attached to a consumer. Raise `NotServed` with `error` if there
@@ -707,13 +635,14 @@ class Connection:
 
     def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
         """Refuse a request without the service, and report it for counting."""
-        what, request_id = commands.name_of(command), commands.request_id_of(command)
-        if command.type == BaseCommand.SUBSCRIBE:
-            reply = replies.consumer_refused(
-                command.subscribe.consumer_id, request_id, refusal.error, refusal.problem
-            )
-        else:
-            reply = replies.refusal(what, request_id, refusal.error, refusal.problem)
+        what = commands.name_of(command)
+        reply = replies.refusal(
+            what,
+            commands.request_id_of(command),
+            refusal.error,
+            refusal.problem,
+            consumer_id=command.subscribe.consumer_id,
+        )
         self._outgoing.send(reply)
         self._requests.append(TurnedAway(what=what))
 
@@ -742,14 +671,14 @@ class Connection:
         BaseCommand.GET_TOPICS_OF_NAMESPACE: _on_question,
         BaseCommand.GET_SCHEMA: _on_question,
         BaseCommand.GET_OR_CREATE_SCHEMA: _on_question,
-        BaseCommand.PRODUCER: _on_producer,
+        BaseCommand.PRODUCER: _on_creation,
         BaseCommand.SEND: _on_send,
-        BaseCommand.CLOSE_PRODUCER: _on_close_producer,
-        BaseCommand.SUBSCRIBE: _on_subscribe,
+        BaseCommand.CLOSE_PRODUCER: _on_close,
+        BaseCommand.SUBSCRIBE: _on_creation,
         BaseCommand.FLOW: _on_flow,
         BaseCommand.ACK: _on_ack,
         BaseCommand.UNSUBSCRIBE: _on_unsubscribe,
-        BaseCommand.CLOSE_CONSUMER: _on_close_consumer,
+        BaseCommand.CLOSE_CONSUMER: _on_close,
         BaseCommand.CONSUMER_STATS: _on_consumer_stats,
         BaseCommand.SEEK: _on_seek,
         BaseCommand.GET_LAST_MESSAGE_ID: _on_last_message_id,

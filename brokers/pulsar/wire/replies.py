@@ -18,8 +18,6 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandAckResponse,
     CommandActiveConsumerChange,
     CommandAuthChallenge,
-    CommandCloseConsumer,
-    CommandCloseProducer,
     CommandConnected,
     CommandConsumerStatsResponse,
     CommandError,
@@ -39,7 +37,13 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 )
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError as WireError
-from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.brokers.pulsar.wire.requests import (
+    Asked,
+    Creation,
+    ProducerAsked,
+    Schema,
+    version_of,
+)
 
 SERVER_VERSION: Final = "Equipoise"
 # What Pulsar's brokers send to ask for fresh credentials.
@@ -159,44 +163,36 @@ def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes
     return _framed(BaseCommand(producer_success=body))
 
 
+def created(request: Creation, name: str) -> bytes:
+    """Return the answer to a creation that succeeds: PRODUCER_SUCCESS, or SUCCESS."""
+    if isinstance(request, ProducerAsked):
+        return producer_success(request.request_id, name, version_of(request.schema))
+    return success(request.request_id)
+
+
 def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
-    """SEND_ERROR."""
+    """SEND_ERROR. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and send the
+    entry again, forever.
+    """
     body = CommandSendError(
         producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message
     )
     return _framed(BaseCommand(send_error=body))
 
 
-def close_producer(producer_id: int, url: str | None) -> bytes:
-    """CLOSE_PRODUCER from the broker, with the new address if known. Clients do not reply."""
-    plain, tls = _by_transport(url)
-    body = CommandCloseProducer(
-        producer_id=producer_id,
-        request_id=MINUS_ONE,
-        assignedBrokerServiceUrl=plain,
-        assignedBrokerServiceUrlTls=tls,
-    )
-    return _framed(BaseCommand(close_producer=body))
-
-
-def close_consumer(consumer_id: int, url: str | None) -> bytes:
-    """CLOSE_CONSUMER from the broker; see `close_producer`."""
-    plain, tls = _by_transport(url)
-    body = CommandCloseConsumer(
-        consumer_id=consumer_id,
-        request_id=MINUS_ONE,
-        assignedBrokerServiceUrl=plain,
-        assignedBrokerServiceUrlTls=tls,
-    )
-    return _framed(BaseCommand(close_consumer=body))
-
-
-def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
-    """ERROR to a SUBSCRIBE. If the client should retry, a CLOSE_CONSUMER follows to make it do
-    so.
+def close(asked: Asked, id_: int, url: str | None) -> bytes:
+    """CLOSE_PRODUCER or CLOSE_CONSUMER from the broker, with the new address if known. Clients do
+    not reply.
     """
-    refusal = error(request_id, code, message)
-    return refusal + close_consumer(consumer_id, None) if code in _RETRIED else refusal
+    plain, tls = _by_transport(url)
+    body = {
+        "request_id": MINUS_ONE,
+        "assignedBrokerServiceUrl": plain,
+        "assignedBrokerServiceUrlTls": tls,
+    }
+    if asked is Asked.PRODUCER:
+        return _framed(BaseCommand(close_producer={"producer_id": id_, **body}))
+    return _framed(BaseCommand(close_consumer={"consumer_id": id_, **body}))
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
@@ -282,12 +278,15 @@ def schema_accepted(request_id: int, version: bytes) -> bytes:
     return _framed(BaseCommand(get_or_create_schema_response=body))
 
 
-def refusal(command: str, request_id: int, code: ServerError, message: str) -> bytes:
+def refusal(
+    command: str, request_id: int, code: ServerError, message: str, *, consumer_id: int = 0
+) -> bytes:
     """Return the refusal of a command in the form its client expects: the response to it if that
-    can fail, else ERROR.
+    can fail, else ERROR. A CLOSE_CONSUMER follows to a SUBSCRIBE that the client should retry, to
+    make it do so.
 
-    `command` is Pulsar's name. For SUBSCRIBE see `consumer_refused`. In answers to a lookup use
-    `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection.
+    `command` is Pulsar's name. In answers to a lookup use `METADATA_ERROR` for "not now": on
+    `SERVICE_NOT_READY` clients close the whole connection.
     """
     about: dict[str, object] = {"request_id": request_id, "error": _wire(code), "message": message}
     failed = {"request_id": request_id, "error_code": _wire(code), "error_message": message}
@@ -306,7 +305,8 @@ def refusal(command: str, request_id: int, code: ServerError, message: str) -> b
             reply = BaseCommand(get_or_create_schema_response=failed)
         case _:
             reply = BaseCommand(error=about)
-    return _framed(reply)
+    is_retried = command == Asked.CONSUMER.value and code in _RETRIED
+    return _framed(reply) + (close(Asked.CONSUMER, consumer_id, None) if is_retried else b"")
 
 
 # A varint has seven bits of a number per byte, lowest first. The highest bit means that more

@@ -1,7 +1,7 @@
 """Define the requests of a connection to its broker. The answers are methods of `Connection`.
 
 A request with a `request_id` needs exactly one answer, which its docstring names; `answer` takes
-the replies, and `refuse` refuses all but creations. Ids are unique only among requests with the
+the replies, and `refuse` refuses any. Ids are unique only among requests with the
 same `asked`, so never use an id alone as a key.
 """
 
@@ -131,7 +131,7 @@ class LookupAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAsked:
-    """Asks for a new producer. Answer: `producer_opened` or `producer_refused`.
+    """Asks for a new producer. Answer: `opened` or `refuse`.
 
     * `name`: None if the broker chooses it.
     * `schema`: the schema of its messages, or None.
@@ -139,7 +139,7 @@ class ProducerAsked:
     """
 
     asked: ClassVar = Asked.PRODUCER
-    producer_id: int
+    id: int
     request_id: int
     topic: str
     name: str | None
@@ -149,17 +149,22 @@ class ProducerAsked:
     schema: Schema | None = None
     is_encrypted: bool = False
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where it is to be."""
+        return (self.topic,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeAsked:
-    """Asks for a new consumer. Answer: `consumer_opened` or `consumer_refused`.
+    """Asks for a new consumer. Answer: `opened` or `refuse`.
 
     * `name`: may be empty.
     * `schema`: the schema that it reads by; None also if it accepts the topic's schema.
     """
 
     asked: ClassVar = Asked.CONSUMER
-    consumer_id: int
+    id: int
     request_id: int
     topic: str
     subscription: str
@@ -170,6 +175,11 @@ class SubscribeAsked:
     properties: tuple[tuple[str, str], ...]
     read_compacted: bool
     schema: Schema | None = None
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where it is to be."""
+        return (self.topic, self.subscription)
 
 
 class Sent(NamedTuple):
@@ -188,7 +198,7 @@ class Published:
     """Entries of one producer that came together. Answer: `receipt` for each, in order; none if the
     topic is moving.
 
-    `producer` is the object that `producer_opened` attached. If the service closes the producer, it
+    `producer` is the object that `opened` attached. If the service closes the producer, it
     must ignore the later entries; the client sends them again.
     """
 
@@ -218,20 +228,11 @@ class Flowed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerClosed:
-    """The client closed a producer, which is now detached. Answer: `succeed`."""
+class Closed:
+    """The client closed a producer or consumer, which is now detached. Answer: `succeed`."""
 
     asked: ClassVar = Asked.CHANGE
-    producer: object
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerClosed:
-    """The client closed a consumer, which is now detached. Answer: `succeed`."""
-
-    asked: ClassVar = Asked.CHANGE
-    consumer: object
+    thing: object
     request_id: int
 
 
@@ -343,8 +344,7 @@ Request = (
     | Published
     | Damaged
     | Flowed
-    | ProducerClosed
-    | ConsumerClosed
+    | Closed
     | Unsubscribed
     | Sought
     | Acked
@@ -362,4 +362,6 @@ Question = (
     PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ConsumerStatsAsked
 )
 # Requests to change what is live.
-Change = ProducerClosed | ConsumerClosed | Unsubscribed
+Change = Closed | Unsubscribed
+# Requests for something that has an id of its own from then on.
+Creation = ProducerAsked | SubscribeAsked

@@ -32,8 +32,8 @@ async def test_running_creations_are_bounded(
     open_producer = Session._open_producer  # noqa: SLF001 - what is counted has no other name
 
     async def counting(session: Session, request: ProducerAsked) -> None:
-        opened.append(request.producer_id)
-        if request.producer_id == 1_000:
+        opened.append(request.id)
+        if request.id == 1_000:
             other_came.set()
         await go_on.wait()
         await open_producer(session, request)

@@ -191,7 +191,7 @@ async def test_what_waits_is_not_published_for_a_producer_that_was_removed(tmp_p
         publisher.write(messages("a", "b", "c") + messages("d", producer_id=2))
         await publisher.receipt(1, 0)
         served = member.service.hosting.topics[TOPIC]
-        served.remove_producers([served.topic.producers["removed"]])
+        served.remove([served.topic.producers["removed"]])
         release(member)
         await publisher.receipt(2, 0)
         assert 2 == member.service.counts.published

@@ -12,6 +12,7 @@ import pytest
 from equipoise.brokers.pulsar.wire import pulsar_api_pb2, replies
 from equipoise.brokers.pulsar.wire.commands import plain_send
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import DESCRIPTOR, BaseCommand, CommandSend
+from equipoise.brokers.pulsar.wire.requests import Asked
 from tests.pulsar.pulsar_speech import commands_in
 
 TEXT = Path(pulsar_api_pb2.__file__).with_name("pulsar_api.proto").read_text(encoding="utf-8")
@@ -45,10 +46,12 @@ def test_a_command_whose_length_takes_two_bytes_is_no_plain_send() -> None:
 def test_an_address_is_in_the_field_of_its_transport(url: str, plain: str, tls: str) -> None:
     """A client reads only the field of the transport that it uses itself."""
     ((found, _), (closed, _), (left, _)) = commands_in(
-        replies.located(1, url) + replies.close_producer(1, url) + replies.close_consumer(1, url)
+        replies.located(1, url)
+        + replies.close(Asked.PRODUCER, 1, url)
+        + replies.close(Asked.CONSUMER, 1, url)
     )
-    for reply in (found.lookup_response,):
-        assert (plain, tls) == (reply.brokerServiceUrl, reply.brokerServiceUrlTls)
+    reply = found.lookup_response
+    assert (plain, tls) == (reply.brokerServiceUrl, reply.brokerServiceUrlTls)
     for closing in (closed.close_producer, left.close_consumer):
         assert (plain, tls) == (
             closing.assignedBrokerServiceUrl,

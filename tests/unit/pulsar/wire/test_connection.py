@@ -14,7 +14,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandSubscribe,
     KeySharedMeta,
 )
-from equipoise.brokers.pulsar.wire.requests import LookupAsked, Published
+from equipoise.brokers.pulsar.wire.requests import Asked, LookupAsked, Published
 from equipoise.channel.core.errors import Bug
 from tests.pulsar.pulsar_speech import (
     TOPIC,
@@ -83,19 +83,19 @@ def test_hash_ranges_beyond_the_bound_are_refused() -> None:
 
 def test_a_probe_is_answered_by_its_own_pong() -> None:
     """A PONG without a PING answers none."""
-    connection = started("connection with SUBSCRIBE consumer_id: 2")
+    connection = started()
     connection.receive(pong(), 0)
-    connection.message(2, 1, -1, entry())
+    connection.send(replies.close(Asked.CONSUMER, 2, None))
     probe = connection.probe()
-    assert ["MESSAGE", "PING"] == outgoing(connection)
+    assert ["CLOSE_CONSUMER", "PING"] == outgoing(connection)
     assert connection.pongs < probe
     connection.receive(pong(), 0)
     assert connection.pongs == probe
 
 
 def test_outgoing_bytes_are_counted() -> None:
-    connection = started("connection with SUBSCRIBE consumer_id: 2")
-    connection.message(2, 1, -1, entry())
+    connection = started()
+    connection.send(b"a frame", b" and a block")
     connection.receive(ping(), 0)
     outgoing_bytes = connection.outgoing_bytes
     assert outgoing_bytes == len(connection.take_outgoing())
