@@ -206,7 +206,7 @@ def test_a_copy_is_found_behind_any_garbage(log: GapLog, monkeypatch: pytest.Mon
     """However much stands before the genesis of a copy, the log is none that can be folded from
     zero.
     """
-    monkeypatch.setattr("equipoise.channel.snapshots.restore.PEEK_ENTRIES", 2)
+    monkeypatch.setattr("equipoise.channel.snapshots.snapshot_rows.PEEK_ENTRIES", 2)
     log.append([b"garbage"] * 5, timeout_ms=TIMEOUT_MS)
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)
