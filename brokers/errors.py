@@ -127,21 +127,6 @@ class UnknownNamespace(NotFound):
         )
 
 
-class DataDirectoryUnusable(OperatorError):
-    """A broker's data directory cannot be created, read or written, or is not the one that was
-    locked.
-    """
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        """`path` is the directory, `problem` what is wrong with it."""
-        self.path = path
-        self.problem = problem
-        super().__init__(
-            f"the data directory {path} cannot be used: {problem}; mend that, or name another"
-            " directory"
-        )
-
-
 class InvalidConfig(OperatorError):
     """Settings that are invalid, alone or together."""
 
@@ -302,6 +287,19 @@ def destination_forbidden(*, bundle: str, broker: str, problem: str) -> CallerEr
         code="DestinationForbidden",
         bundle=bundle,
         broker=broker,
+        problem=problem,
+    )
+
+
+def data_directory_unusable(*, path: str, problem: str) -> OperatorError:
+    """Return the error for a broker's data directory that cannot be created, read or written, or is
+    not the one that was locked.
+    """
+    return OperatorError(
+        f"the data directory {path} cannot be used: {problem}; mend that, or name another"
+        " directory",
+        code="DataDirectoryUnusable",
+        path=path,
         problem=problem,
     )
 

@@ -115,7 +115,7 @@ def compact(
     * Of several compactions at once, all but one raise `SnapshotFenced` or find nothing to do.
 
     Raises `OperatorError`, `SnapshotFenced`, what `channel.snapshots.restore.restoration`
-    raises (`ChannelIncomplete`, `ForeignLog`), what `Reader.feed` raises, and what `Log.append`
+    raises (`ChannelIncomplete`, `OperatorError`), what `Reader.feed` raises, and what `Log.append`
     raises for a log that cannot be written.
     """
     return _Compaction(

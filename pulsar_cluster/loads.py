@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from equipoise.channel.core.errors import PeerError
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
 from equipoise.pulsar_cluster.table import is_of_system
 from equipoise.shedder.loads import (
@@ -54,10 +55,6 @@ class LoadMessage(NamedTuple):
     broker: str
     published_ms: int
     value: bytes | None
-
-
-class _Unusable(ValueError):
-    """A report that cannot be used. The text says why."""
 
 
 class _Named(NamedTuple):
@@ -96,7 +93,7 @@ class LoadReports:
             if message.value is not None:
                 try:
                     self.loads[broker] = _broker_load(broker, message.value, message.published_ms)
-                except _Unusable as error:
+                except PeerError as error:
                     self.problems[broker] = (
                         f"its load report is not plausible and does not count: {error}"
                     )
@@ -131,13 +128,13 @@ class LoadReports:
         found, faulty = [], set[str]()
         try:
             entries = _entries(value)
-        except _Unusable as error:
+        except PeerError as error:
             self.problems[message.broker] = f"its report of bundles cannot be read: {error}"
             return ()
         for entry in entries:
             try:
                 traffic = _bundle_traffic(entry)
-            except _Unusable as error:
+            except PeerError as error:
                 name = entry.get("bundleName") if isinstance(entry, Mapping) else None
                 self.problems[str(name or message.broker)] = (
                     f"its load, as {message.broker} reported it, does not count: {error}"
@@ -335,7 +332,7 @@ def _sorted_out(
 
 
 def _broker_load(broker: str, value: bytes, published_ms: int) -> Load:
-    """Parse the report of a broker. Raise `_Unusable`."""
+    """Parse the report of a broker. Raise `PeerError`."""
     document = _document(value)
     load = Load(
         broker=broker,
@@ -355,7 +352,7 @@ def _broker_load(broker: str, value: bytes, published_ms: int) -> Load:
     )
     fault = fault_of(load)
     if fault is not None:
-        raise _Unusable(fault)
+        raise PeerError(fault)
     return load
 
 
@@ -363,20 +360,20 @@ def _entries(value: bytes) -> list[object]:
     document = _document(value)
     entries = document.get("topBundlesLoadData", document.get("top_bundles_load_data"))
     if not isinstance(entries, list):
-        raise _Unusable("its list of bundles is missing")
+        raise PeerError("its list of bundles is missing")
     return entries
 
 
 def _bundle_traffic(entry: object) -> BundleTraffic:
-    """Parse one bundle of a report. Raise `_Unusable`."""
+    """Parse one bundle of a report. Raise `PeerError`."""
     bundle = entry.get("bundleName") if isinstance(entry, Mapping) else None
     stats = entry.get("stats") if isinstance(entry, Mapping) else None
     if not isinstance(bundle, str) or not isinstance(stats, Mapping):
-        raise _Unusable("it has no name or no figures")
+        raise PeerError("it has no name or no figures")
     traffic = _traffic(stats)
     fault = fault_among(traffic, RATES)
     if fault is not None:
-        raise _Unusable(f"it has {fault}")
+        raise PeerError(f"it has {fault}")
     return BundleTraffic(
         bundle=bundle,
         traffic=traffic,
@@ -391,9 +388,9 @@ def _document(value: bytes) -> Mapping[str, object]:
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise _Unusable(f"it is not JSON: {error}") from error
+        raise PeerError(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise _Unusable("it is not a JSON object")
+        raise PeerError("it is not a JSON object")
     return document
 
 
@@ -417,7 +414,7 @@ def _use(document: Mapping[str, object], field: str) -> Use:
     if use is None:
         return Use()
     if not isinstance(use, Mapping):
-        raise _Unusable(f"{field}={use!r:.40}")
+        raise PeerError(f"{field}={use!r:.40}")
     limit = _figure(use, "limit")
     return Use(used=_figure(use, "usage"), limit=0.0 if limit < 0 else limit)
 
@@ -427,12 +424,12 @@ def _figure(document: Mapping[str, object], field: str) -> float:
     if isinstance(value, str) and value in _NOT_NUMBERS:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Unusable(f"{field} is missing" if value is None else f"{field}={value!r:.40}")
+        raise PeerError(f"{field} is missing" if value is None else f"{field}={value!r:.40}")
     return float(value)
 
 
 def _count(document: Mapping[str, object], field: str) -> int:
     value = document.get(field, 0)
     if type(value) is not int or value < 0:
-        raise _Unusable(f"{field}={value!r:.40}")
+        raise PeerError(f"{field}={value!r:.40}")
     return value

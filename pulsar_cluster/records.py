@@ -34,10 +34,6 @@ VERSION_MIN: Final = -(1 << 63)
 VERSION_MAX: Final = (1 << 63) - 1
 
 
-class InvalidStateRecord(CallerError):
-    """A value on Pulsar's channel that is not a record: its brokers cannot read it either."""
-
-
 class StateRecord(NamedTuple):
     """One record of a bundle. A tuple, because a channel has a million of them.
 
@@ -97,7 +93,7 @@ def message_of(
     if value:
         try:
             record = parse_record(value)
-        except InvalidStateRecord as error:
+        except CallerError as error:
             problem = str(error)
     return Message(offset, message_id, bundle, published_ms, record, problem, producer, begins_anew)
 
@@ -106,28 +102,28 @@ def parse_record(value: bytes | str) -> StateRecord:
     """Parse the value of a message. Unknown fields and states are kept out of the way: a newer
     Pulsar may write them.
 
-    Raises `InvalidStateRecord`.
+    Raises `CallerError`.
     """
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise InvalidStateRecord(f"it is not JSON: {error}") from error
+        raise CallerError(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise InvalidStateRecord("it is not a JSON object")
+        raise CallerError("it is not a JSON object")
     state, version, timestamp_ms = (
         document.get("state"),
         document.get("versionId"),
         document.get("timestamp", 0),
     )
     if not isinstance(state, str) or not state:
-        raise InvalidStateRecord("its state is missing")
+        raise CallerError("its state is missing")
     if type(version) is not int or not VERSION_MIN <= version <= VERSION_MAX:
-        raise InvalidStateRecord(f"its versionId is not a 64-bit integer: {version!r:.40}")
+        raise CallerError(f"its versionId is not a 64-bit integer: {version!r:.40}")
     if type(timestamp_ms) is not int:
-        raise InvalidStateRecord(f"its timestamp is not an integer: {timestamp_ms!r:.40}")
+        raise CallerError(f"its timestamp is not an integer: {timestamp_ms!r:.40}")
     children = document.get("splitServiceUnitToDestBroker") or {}
     if not isinstance(children, Mapping):
-        raise InvalidStateRecord("its splitServiceUnitToDestBroker is not an object")
+        raise CallerError("its splitServiceUnitToDestBroker is not an object")
     destination, source = _broker(document, "dstBroker"), _broker(document, "sourceBroker")
     return StateRecord(
         state,
@@ -146,5 +142,5 @@ def _broker(document: Mapping[str, object], field: str) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise InvalidStateRecord(f"its {field} is not a text: {name!r:.40}")
+        raise CallerError(f"its {field} is not a text: {name!r:.40}")
     return name if name.strip() else None

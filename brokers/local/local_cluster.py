@@ -18,20 +18,20 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.brokers.errors import DataDirectoryUnusable
+from equipoise.brokers.errors import data_directory_unusable
 from equipoise.brokers.local.local_broker import LocalBroker, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
 from equipoise.brokers.operations.on_channel import declare_dead
 from equipoise.channel.core.errors import (
     Bug,
-    CallerError,
     DeadlineExceeded,
     EquipoiseError,
     LogStorageFull,
@@ -100,13 +100,6 @@ class ClusterEvent:
 
 
 Report = Callable[[ClusterEvent], None]
-
-
-class StartCancelled(CallerError):
-    """The caller cancelled the start of a cluster."""
-
-    def __init__(self) -> None:
-        super().__init__("the start of the cluster was cancelled; stop the brokers that run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +251,9 @@ class LocalCluster:
         Errors:
 
         * `OperatorError` before anything is created.
-        * `DataDirectoryUnusable`.
+        * `OperatorError`.
         * `OperatorError` if a broker ends or is not ready in time.
-        * `StartCancelled`.
+        * `CancelledError`.
         * OSError if a process cannot be started.
         * What `open_log` raises, and the error of a log that cannot be followed.
         """
@@ -270,7 +263,7 @@ class LocalCluster:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
-            raise DataDirectoryUnusable(path=str(directory), problem=str(error)) from error
+            raise data_directory_unusable(path=str(directory), problem=str(error)) from error
         self._log = open_log(self.log_url)
         access = Access(
             log=self._log,
@@ -294,7 +287,7 @@ class LocalCluster:
         self._await_ready(self._members)
 
     def cancel_start(self) -> None:
-        """Start no more processes, and make a waiting `start` raise `StartCancelled` within
+        """Start no more processes, and make a waiting `start` raise `CancelledError` within
         `LOOK_MS`.
 
         It takes no lock and raises nothing, so a signal handler can call it.
@@ -496,7 +489,7 @@ class LocalCluster:
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
-                    raise StartCancelled
+                    raise CancelledError
                 for member in members:
                     if member.ended and not member.ready:
                         problem = (
@@ -594,15 +587,11 @@ class LocalCluster:
             except PeerError as error:
                 problem = str(error)
                 continue
-            except DataDirectoryUnusable as error:
-                # A process that ended before it made its directory has never joined, and is not
-                # missed.
+            except EquipoiseError as error:
+                # A retry would fail alike. The next read also notices a broken log. A process that
+                # ended before it made its directory has never joined, and is not missed.
                 broker = access.view.brokers.get(member.id)
                 problem = str(error) if broker is not None and broker.live else None
-                break
-            except EquipoiseError as error:
-                # A retry would fail alike. The next read also notices a broken log.
-                problem = str(error)
                 break
             for death_declaration in death_declarations:
                 text = (

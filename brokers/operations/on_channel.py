@@ -194,7 +194,7 @@ def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration
     the log by then.
 
     Raises `OperatorError` if the process still runs or its lock proves nothing,
-    `DataDirectoryUnusable`, and what `submit` raises.
+    `OperatorError`, and what `submit` raises.
     """
     instance_ids = instance_ids_of_dead(data_directory)
     read_on(access.log, access.reader, deadline=access.deadline)

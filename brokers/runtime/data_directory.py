@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 from zlib import crc32
 
-from equipoise.brokers.errors import DataDirectoryUnusable
+from equipoise.brokers.errors import data_directory_unusable
 from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Overloaded
 from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
@@ -52,14 +52,14 @@ class DataDirectory:
     """A broker's data directory, locked until `close`. Also a context manager.
 
     Methods block on the disk; call them from one thread at a time. Each raises
-    `DataDirectoryUnusable` if the disk fails, or if the lock file was deleted or replaced.
+    `OperatorError` if the disk fails, or if the lock file was deleted or replaced.
     """
 
     def __init__(self, path: Path) -> None:
         """Lock the directory. Create it if needed.
 
         Raise `OperatorError` if another process holds it or locks cannot be trusted, and
-        `DataDirectoryUnusable`.
+        `OperatorError`.
         """
         self.path = path
         with _typed(path):
@@ -199,7 +199,7 @@ class DataDirectory:
 def instance_ids_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raise `OperatorError` if it lives or its lock proves nothing, and `DataDirectoryUnusable` if no
+    Raise `OperatorError` if it lives or its lock proves nothing, and `OperatorError` if no
     broker used the directory. A process that starts later is safe: it joins with a new id.
     """
     with _typed(path):
@@ -219,7 +219,7 @@ def _typed(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a path with a null character.
-        raise DataDirectoryUnusable(path=str(path), problem=str(error)) from error
+        raise data_directory_unusable(path=str(path), problem=str(error)) from error
 
 
 def _locked(path: Path, *, flags: int) -> int:
@@ -248,11 +248,11 @@ def _locked(path: Path, *, flags: int) -> int:
 
 
 def _check_is_at(path: Path, lock: int) -> None:
-    """Raise `DataDirectoryUnusable` unless the held lock is the file that others find."""
+    """Raise `OperatorError` unless the held lock is the file that others find."""
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
             return
-    raise DataDirectoryUnusable(
+    raise data_directory_unusable(
         path=str(path), problem="its lock file was deleted or replaced while it was held"
     )
 

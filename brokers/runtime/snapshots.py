@@ -320,7 +320,7 @@ class LocalState:
     def __init__(self, config: WorkerConfig, *, fail: Callable[[EquipoiseError], None]) -> None:
         """Lock the data directory. `fail` ends the broker.
 
-        Raise `OperatorError` if another process holds it, and `DataDirectoryUnusable`.
+        Raise `OperatorError` if another process holds it, and `OperatorError`.
         """
         self._config = config
         self._fail = fail

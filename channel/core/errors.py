@@ -179,20 +179,6 @@ class LogTruncated(PeerError):
         )
 
 
-class ForeignLog(OperatorError):
-    """The log belongs to another cluster than the configured one."""
-
-    def __init__(self, *, log: str, expected: str, found: str) -> None:
-        """`expected` and `found` are cluster ids."""
-        self.log = log
-        self.expected = expected
-        self.found = found
-        super().__init__(
-            f"the log {log} belongs to cluster {found!r}, not {expected!r}; check the log URL and"
-            " the cluster id"
-        )
-
-
 class LevelTooNew(OperatorError):
     """The log was raised to a format version that this code does not know."""
 
@@ -375,6 +361,20 @@ def log_replaced(*, log: str, path: str) -> OperatorError:
         code="LogReplaced",
         log=log,
         path=path,
+    )
+
+
+def foreign_log(*, log: str, expected: str, found: str) -> OperatorError:
+    """Return the error for a log of another cluster than the configured one. `expected` and `found`
+    are cluster ids.
+    """
+    return OperatorError(
+        f"the log {log} belongs to cluster {found!r}, not {expected!r}; check the log URL and the"
+        " cluster id",
+        code="ForeignLog",
+        log=log,
+        expected=expected,
+        found=found,
     )
 
 

@@ -9,10 +9,10 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import (
     BegunAbove,
-    ForeignLog,
     LevelTooNew,
     LogClosed,
     LogWentBack,
+    foreign_log,
 )
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.records import (
@@ -46,7 +46,7 @@ class Reader:
         """Read the log named `log`, from its beginning or on from `view`, which this reader then
         owns.
 
-        With `cluster`, reading a log of another cluster raises `ForeignLog`. A view of another
+        With `cluster`, reading a log of another cluster raises `OperatorError`. A view of another
         cluster, or of a format version that this code does not know, raises what `feed` would
         raise.
         """
@@ -66,7 +66,7 @@ class Reader:
         After each of these errors the reader must stop for good:
 
         * `LogWentBack`: the entry lies below `position`.
-        * `ForeignLog`: the genesis is another cluster's.
+        * `OperatorError`: the genesis is another cluster's.
         * `LevelTooNew`: the channel has a format version that this code does not know.
         * `LogClosed`: the log has been closed.
         * `BegunAbove`: the genesis of a copy, on a view without its snapshot. A new reader from
@@ -89,7 +89,7 @@ class Reader:
 
     def _check_cluster(self, found: str) -> None:
         if self.cluster is not None and found != self.cluster:
-            raise ForeignLog(log=self.log, expected=self.cluster, found=found)
+            raise foreign_log(log=self.log, expected=self.cluster, found=found)
 
     def _check_level(self) -> None:
         if self.view.level == LEVEL_CLOSED:

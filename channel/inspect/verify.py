@@ -38,11 +38,10 @@ from equipoise.channel.core.entries import (
 )
 from equipoise.channel.core.errors import (
     CompactedSnapshotDamaged,
-    ForeignLog,
-    LevelTooNew,
     LogClosed,
     LogDamaged,
     LogWentBack,
+    OperatorError,
 )
 from equipoise.channel.core.log import (
     CLOCK_AHEAD_MS_MAX,
@@ -307,7 +306,7 @@ class Audit:
         self._begun_from = kind
         try:
             self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=view)
-        except (ForeignLog, LevelTooNew, LogClosed) as error:
+        except OperatorError as error:
             self.goes_on = False
             self._add(
                 Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error))
@@ -373,15 +372,15 @@ class Audit:
             self._records += 1
             self._accepted.append(closed.offset)
             return
-        except (ForeignLog, LevelTooNew) as error:
-            self._stop(Kind.FOREIGN, entry.offset, str(error))
-            return
         except LogWentBack:
             self._stop(
                 Kind.DAMAGED,
                 entry.offset,
                 f"the log gives it after offset {position - 1}: the entries are out of order",
             )
+            return
+        except OperatorError as error:  # Another cluster's, or of a newer format version.
+            self._stop(Kind.FOREIGN, entry.offset, str(error))
             return
         if entry.offset > position:
             self._gaps.append((position, entry.offset - 1))

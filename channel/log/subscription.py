@@ -23,6 +23,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -501,7 +502,7 @@ class Subscription:
             raise LogTruncated(log=self.name, position=self._position, start=log.start())
         try:
             reader = restored(log, cluster=self._cluster, check=self._check_wanted)
-        except _NotWantedError:
+        except CancelledError:
             return
         except LogTruncated:
             self._resyncs += 1  # Truncated again during the restore.
@@ -525,7 +526,7 @@ class Subscription:
     def _check_wanted(self) -> None:
         """Abort a restore if the subscriber has left."""
         if self._is_leaving:
-            raise _NotWantedError
+            raise CancelledError
 
     def _check_goal(self, *, is_end: bool) -> None:
         """Report the goal if it is reached. `is_end`: there was nothing to read. The end itself may
@@ -585,10 +586,6 @@ class Subscription:
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
-
-
-class _NotWantedError(Exception):
-    """The subscriber has left during its restore."""
 
 
 def _wait(log: Log, position: int, *, timeout_ms: int) -> None:

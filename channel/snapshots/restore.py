@@ -136,7 +136,7 @@ def restoration(
     with a snapshot and no genesis may be the rest of a copy, so it is whole only if the snapshot is
     another log's.
 
-    Raises `ChannelIncomplete` if neither leads on; `ForeignLog` if `cluster` is given and the
+    Raises `ChannelIncomplete` if neither leads on; `OperatorError` if `cluster` is given and the
     snapshot is another's; `LevelTooNew`; and what `check`, `Log.read` and `SnapshotStore.load`
     raise.
     """

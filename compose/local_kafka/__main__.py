@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.cluster import HEAP_MB, NODES, Cluster
-from compose.local_kafka.jars import HOME, LocalKafkaError, NoCluster, class_path
+from compose.local_kafka.cluster import HEAP_MB, NODES, Cluster, is_laid_out
+from compose.local_kafka.jars import HOME, LocalKafkaError, class_path
 
 PORT: Final = 9092
 
@@ -101,17 +101,12 @@ def _folders(arguments: argparse.Namespace) -> Sequence[Path]:
 
 
 def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
-    """Return the existing clusters of a command. Raises `NoCluster` if a named one does not
+    """Return the existing clusters of a command. Raises `LocalKafkaError` if a named one does not
     exist.
     """
-    found = []
-    for folder in _folders(arguments):
-        try:
-            found.append(Cluster.laid_out(folder))
-        except NoCluster:
-            if arguments.folder or arguments.nodes:
-                raise
-    return found
+    is_named = arguments.folder or arguments.nodes
+    folders = [each for each in _folders(arguments) if is_named or is_laid_out(each)]
+    return [Cluster.laid_out(folder) for folder in folders]
 
 
 def _jars(_arguments: argparse.Namespace) -> int:

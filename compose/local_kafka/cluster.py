@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from compose.local_kafka.jars import LocalKafkaError, NoCluster, class_archive, class_path, tool
+from compose.local_kafka.jars import LocalKafkaError, class_archive, class_path, no_cluster, tool
 from compose.local_kafka.node import HOST, STOP_S, Node, Ports, server_properties
 from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import are_free, free_ports
@@ -69,14 +69,12 @@ class Cluster:
 
     @classmethod
     def laid_out(cls, folder: Path) -> Self:
-        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `LocalKafkaError`
-        if its file cannot be read.
-        """
+        """Return the cluster that is laid out in a folder. Raises `LocalKafkaError`."""
         folder = folder.absolute()
         try:
             return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
         except FileNotFoundError:
-            raise NoCluster(str(folder), "there is no local Kafka") from None
+            raise no_cluster(folder, "there is no local Kafka") from None
         except (KeyError, TypeError, ValueError) as error:
             raise _other_layout(
                 folder, f"{_layout_file(folder).name} cannot be read ({error!r})"
@@ -109,11 +107,10 @@ class Cluster:
             extra=dict(extra or {}),
             heap_mb=heap_mb,
         )
-        try:
-            known = cls.laid_out(folder)
-        except NoCluster:
+        if not is_laid_out(folder):
             cluster = cls(folder, replace(wanted, ports=_ports(nodes, port)))
         else:
+            known = cls.laid_out(folder)
             if len(known.nodes) != nodes:
                 raise _other_layout(
                     folder, f"the number of its nodes is {len(known.nodes)}, not {nodes}"
@@ -142,11 +139,9 @@ class Cluster:
         return any(node.pid is not None for node in self.nodes)
 
     def node(self, number: int) -> Node:
-        """Return a node by its number, from 1. Raises `NoCluster`."""
+        """Return a node by its number, from 1. Raises `LocalKafkaError`."""
         if not 1 <= number <= len(self.nodes):
-            raise NoCluster(
-                str(self.folder), f"it has no node {number}, only 1 to {len(self.nodes)}"
-            )
+            raise no_cluster(self.folder, f"it has no node {number}, only 1 to {len(self.nodes)}")
         return self.nodes[number - 1]
 
     def check_same(self, wanted: Layout, *, port: int) -> None:
@@ -246,6 +241,11 @@ class Cluster:
                     f"port {port} is taken by another program; name another port, or 0 for any that"
                     " are free"
                 )
+
+
+def is_laid_out(folder: Path) -> bool:
+    """Return whether a folder has a cluster."""
+    return _layout_file(folder).exists()
 
 
 def _layout_file(folder: Path) -> Path:

@@ -32,12 +32,9 @@ class NotInstalled(LocalKafkaError):
     """A required program is not on the path, or Kafka's jars cannot be fetched."""
 
 
-class NoCluster(LocalKafkaError):
-    """A folder holds no Kafka, or no such node."""
-
-    def __init__(self, folder: str, problem: str) -> None:
-        """`folder` was searched, `problem` is what is missing."""
-        super().__init__(f"{folder}: {problem}; start a Kafka there first")
+def no_cluster(folder: Path, problem: str) -> LocalKafkaError:
+    """Return the error for a folder without a Kafka, or without a node of it."""
+    return LocalKafkaError(f"{folder}: {problem}; start a Kafka there first")
 
 
 def tool(name: str) -> str:

@@ -15,18 +15,16 @@ from aiohttp import web
 
 from equipoise import Bundle, BundleLoad, Deadline, Ownership, Peer, Service
 from equipoise.errors import (
+    CallerError,
     DeadlineExceeded,
     Overloaded,
-    OwnershipLost,
     PeerError,
     UnknownNamespace,
 )
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
-    RequestReused,
     StaleToken,
-    StoreFailed,
 )
 
 
@@ -98,11 +96,11 @@ class Counter(Service):
         try:
             stored = await self._store.increment(increment)
             work.finish()  # The second check: the answer may be sent.
-        except RequestReused as error:
+        except CallerError as error:
             return web.Response(status=409, text=str(error))
         except (StaleToken, Overloaded) as error:  # Certainly nothing was written.
             return _later(error)
-        except (OwnershipLost, StoreFailed) as error:
+        except PeerError as error:
             # It may have been written, so no other status would be correct.
             return web.Response(status=500, text=str(error))
         return web.json_response(

@@ -27,7 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from equipoise.errors import CallerError, EquipoiseError, OperatorError, Overloaded, PeerError
+from equipoise.errors import (
+    CallerError,
+    EquipoiseError,
+    OperatorError,
+    Overloaded,
+    PeerError,
+)
 
 # A transaction of this size takes about 5 ms, which is how long other brokers wait.
 BATCH_MAX: Final = 256
@@ -74,14 +80,6 @@ class StaleToken(PeerError):
     """The broker had already lost the key. Nothing was written."""
 
 
-class RequestReused(CallerError):
-    """The request id was used for another key before. Nothing was written."""
-
-
-class StoreFailed(PeerError):
-    """The store does not know whether the write was made."""
-
-
 class CounterStore:
     """A handle on the store in one file, with its own thread. Close it, or let the process end."""
 
@@ -118,11 +116,11 @@ class CounterStore:
     async def increment(self, increment: Increment) -> Stored:
         """Apply an increment, or return the result of its earlier application.
 
-        Raises `StaleToken`, `RequestReused` or `Overloaded` if nothing was written, `StoreFailed`
-        if that is not known.
+        Raises `StaleToken`, `Overloaded`, or `CallerError` for a request id of another key, if
+        nothing was written, and another `PeerError` if that is not known.
         """
         if not self._is_open:
-            raise StoreFailed("the counters' store is closed; ask another broker")
+            raise PeerError("the counters' store is closed; ask another broker")
         future: Future[Stored] = Future()
         try:
             self._queue.put_nowait((increment, future))
@@ -167,7 +165,7 @@ class CounterStore:
                 raise
         except Exception as error:  # noqa: BLE001 - after any error, no caller may wait for ever
             outcomes = [
-                StoreFailed(
+                PeerError(
                     f"the counters' store failed: {error}; ask again with the same request id"
                 )
             ] * len(batch)
@@ -200,14 +198,14 @@ class CounterStore:
             else:
                 return
 
-    def _apply(self, increment: Increment) -> Stored | StaleToken | RequestReused:
+    def _apply(self, increment: Increment) -> Stored | StaleToken | CallerError:
         execute, key, token = self._connection.execute, increment.key, increment.token
         row = execute(
             "SELECT key, value, token, broker FROM writes WHERE request = ?", (increment.request,)
         ).fetchone()
         if row is not None:
             if row[0] != key:
-                return RequestReused(
+                return CallerError(
                     f"request {increment.request} was already used for {row[0]}; use another id"
                 )
             return Stored(value=row[1], token=row[2], broker=row[3])

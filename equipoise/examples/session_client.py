@@ -16,10 +16,6 @@ from equipoise.examples.sessions import GO_ON, LOST, Message
 PAUSE_S: Final = 0.05
 
 
-class SessionLostError(Exception):
-    """The broker of the session died, and the session began anew."""
-
-
 class SessionClient:
     """One client of one session. `messages` are those that it has got."""
 
@@ -39,8 +35,8 @@ class SessionClient:
         self._changed.set()
 
     async def run(self) -> None:
-        """Stay connected until cancelled. Raises `SessionLostError`, and `aiohttp.ClientError` if
-        brokers refuse this client.
+        """Stay connected until cancelled. Raises `ConnectionAbortedError` if the session began
+        anew, and `aiohttp.ClientError` if brokers refuse this client.
         """
         address = next(self._brokers)
         async with aiohttp.ClientSession() as http:
@@ -71,7 +67,7 @@ class SessionClient:
             finally:
                 sending.cancel()
         if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == LOST:
-            raise SessionLostError(frame.extra)
+            raise ConnectionAbortedError(frame.extra)
         return (
             frame.extra if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == GO_ON else None
         )

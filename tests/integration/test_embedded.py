@@ -25,7 +25,6 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, 
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
-    ForeignLog,
     InvalidName,
     OperatorError,
 )
@@ -493,7 +492,7 @@ def test_a_call_from_another_thread_is_bounded() -> None:
 
 async def test_a_log_of_another_cluster_refuses_the_start(log_url: str) -> None:
     async with Worker(log_url, Keeper()):
-        with pytest.raises(ForeignLog):
+        with pytest.raises(OperatorError):
             await Worker(log_url, Keeper(), cluster="another").__aenter__()
 
 

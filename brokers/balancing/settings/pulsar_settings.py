@@ -45,12 +45,6 @@ _match_decimal: Final = re.compile(
 ).fullmatch
 
 
-class Misfit(ValueError):
-    """Why a key cannot have this value. It never leaves
-    `brokers.balancing.settings.pulsar_settings`.
-    """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """The settings that a key sets, and the conversion of its value. `note` is for people."""
@@ -62,7 +56,7 @@ class Taken:
 
 def _truth(text: str) -> Value:
     if text.lower() not in ("true", "false"):
-        raise Misfit("it must be true or false; Pulsar reads it as false")
+        raise ValueError("it must be true or false; Pulsar reads it as false")
     return text.lower() == "true"
 
 
@@ -75,12 +69,12 @@ def _integer(
 
     def convert(text: str) -> Value:
         if _match_integer(text) is None or not -most - 1 <= int(text) <= most:
-            raise Misfit(f"it must be an integer of at most {most}")
+            raise ValueError(f"it must be an integer of at most {most}")
         number = int(text)
         if number in unbounded:
             return None
         if number < least:
-            raise Misfit(
+            raise ValueError(
                 f"it must be at least {least}"
                 + (f", or {unbounded[0]} for no limit" if unbounded else "")
             )
@@ -95,7 +89,7 @@ def _decimal(*, most: float = math.inf, times: float = 1.0) -> Convert:
     def convert(text: str) -> Value:
         number = float(text) if _match_decimal(text) is not None else math.nan
         if not 0 <= number <= most or math.isinf(number):
-            raise Misfit(
+            raise ValueError(
                 "it must be a number from 0" + ("" if math.isinf(most) else f" to {most:g}")
             )
         return number * times
@@ -111,7 +105,7 @@ def _class_of(names: Mapping[str, str], *, kind: str) -> Convert:
     def convert(text: str) -> Value:
         name = text.rpartition(".")[2]
         if name not in names:
-            raise Misfit(f"there is no such {kind} here; there are {', '.join(names)}")
+            raise ValueError(f"there is no such {kind} here; there are {', '.join(names)}")
         return names[name]
 
     return convert
@@ -119,7 +113,7 @@ def _class_of(names: Mapping[str, str], *, kind: str) -> Convert:
 
 def _algorithm(text: str) -> Value:
     if text not in ALGORITHMS:
-        raise Misfit(f"there is no such algorithm; there are {', '.join(ALGORITHMS)}")
+        raise ValueError(f"there is no such algorithm; there are {', '.join(ALGORITHMS)}")
     return text
 
 
@@ -128,7 +122,7 @@ def _namespaces(text: str) -> Value:
     try:
         return frozenset(check_namespace(name) for name in names)
     except InvalidName as error:
-        raise Misfit(str(error)) from None
+        raise ValueError(str(error)) from None
 
 
 def _taken(*settings: str, by: Convert, note: str = "") -> Taken:
@@ -468,7 +462,7 @@ def read_pulsar_settings(text: str) -> PulsarSettings:
             continue
         try:
             taken.append(_taken_entry(entry))
-        except Misfit as misfit:
+        except ValueError as misfit:
             not_understood.append(_other(entry, str(misfit)))
     return PulsarSettings(
         taken=tuple(taken),
@@ -488,7 +482,7 @@ def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
     names_of_key(key)
     try:
         return _taken_entry(Property(line=1, key=key, value=value.strip())).settings
-    except Misfit as misfit:
+    except ValueError as misfit:
         raise InvalidSetting(
             setting=key, value=value[:LEGIBLE], expected=f"as Pulsar has it ({misfit})"
         ) from None
@@ -559,7 +553,7 @@ def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
 
 
 def _taken_entry(entry: Property) -> TakenEntry:
-    """Return the entry as our settings. Raises `Misfit` if there is no such key, or the value is
+    """Return the entry as our settings. Raises `ValueError` if there is no such key, or the value is
     invalid.
     """
     if entry.key == MANAGER:
@@ -567,7 +561,7 @@ def _taken_entry(entry: Property) -> TakenEntry:
     row = TAKEN.get(OLD_SPELLINGS.get(entry.key, entry.key))
     if row is None:
         near = nearest(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER))
-        raise Misfit("Pulsar has no such key" + (f"; it has {near}" if near else ""))
+        raise ValueError("Pulsar has no such key" + (f"; it has {near}" if near else ""))
     settings = _settings(row, entry.value)
     note = (
         f"the old spelling of {OLD_SPELLINGS[entry.key]}"
@@ -584,13 +578,13 @@ def _settings(row: Taken, text: str) -> Mapping[str, Value]:
     try:
         return {setting: value_of(setting, value) for setting in row.settings}
     except InvalidSetting as error:
-        raise Misfit(f"here {error.setting} must be {error.expected}") from None
+        raise ValueError(f"here {error.setting} must be {error.expected}") from None
 
 
 def _taken_manager(entry: Property) -> TakenEntry:
     settings = MANAGERS.get(_class_in(entry.value))
     if settings is None:
-        raise Misfit(f"there is no such load manager; there are {', '.join(MANAGERS)}")
+        raise ValueError(f"there is no such load manager; there are {', '.join(MANAGERS)}")
     note = "there is one load manager here, with the strategies of all of Pulsar's"
     return TakenEntry(
         line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note

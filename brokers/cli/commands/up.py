@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,6 @@ from equipoise.brokers.local.local_cluster import (
     ClusterEvent,
     ClusterSettings,
     LocalCluster,
-    StartCancelled,
 )
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.runtime.config import SECRET_VARIABLES
@@ -158,7 +158,7 @@ def _print_config(cluster: LocalCluster) -> None:
 
 def _run(cluster: LocalCluster, signals: Sequence[int], results: Output) -> None:
     try:
-        with suppress(StartCancelled):
+        with suppress(CancelledError):
             cluster.start()
             _report_ready(cluster, results)
         while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.cli.commands.up import _signals
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster, StartCancelled
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 
 # A process that sends itself a SIGINT when it comes to import `module`, or at its very end, and
 # then runs a command line.
@@ -89,7 +90,7 @@ def test_the_signals_of_up_stop_then_kill(tmp_path: Path) -> None:
     with _signals(cluster) as heard:
         os.kill(os.getpid(), signal.SIGINT)
         assert ([signal.SIGINT], 0) == (heard, cluster.killed)
-        with pytest.raises(StartCancelled):
+        with pytest.raises(CancelledError):
             cluster.start()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)

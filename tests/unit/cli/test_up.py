@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.cli.options import LOG_VARIABLE
-from equipoise.brokers.local.local_cluster import LocalCluster, StartCancelled
+from equipoise.brokers.local.local_cluster import LocalCluster
 from tests.unit.cli.fabricated import run
 
 
@@ -17,7 +18,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every start is broken off at once, in an empty working folder."""
 
     def start(_: LocalCluster) -> None:
-        raise StartCancelled
+        raise CancelledError
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LocalCluster, "start", start)

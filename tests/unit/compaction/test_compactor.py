@@ -12,7 +12,6 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import (
     ChannelIncomplete,
-    ForeignLog,
     LogTruncated,
     LogWentBack,
     OperatorError,
@@ -268,7 +267,7 @@ def test_a_channel_that_is_incomplete_is_left_alone(log: GapLog) -> None:
 def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
     """With a cluster named, no other one's log is touched, whether it has a snapshot or not."""
     for _ in range(2):
-        with pytest.raises(ForeignLog):
+        with pytest.raises(OperatorError, match="belongs to cluster"):
             compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, cluster="mine", now_ms=in_an_hour)
         assert 1 == log.start()
         compact(

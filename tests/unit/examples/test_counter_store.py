@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.errors import EquipoiseError, OperatorError
+from equipoise.errors import CallerError, EquipoiseError, OperatorError, PeerError
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
-    RequestReused,
     StaleToken,
     Stored,
-    StoreFailed,
 )
 
 KEY = "shop/orders/k"
@@ -106,7 +104,7 @@ def test_a_request_id_belongs_to_one_key(store: CounterStore) -> None:
         increment("r1", key="shop/orders/l"),
         increment("r2", key="shop/orders/l"),
     )
-    assert isinstance(made[1], RequestReused)
+    assert isinstance(made[1], CallerError)
     assert Stored(value=1, token=5, broker="a") == made[2]
 
 
@@ -139,8 +137,8 @@ def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_pat
     )
     made = outcomes(store, *(increment(f"r{number}") for number in range(5)), increment("bad"))
     failed = [each for each in made if isinstance(each, EquipoiseError)]
-    assert {StoreFailed} == {type(each) for each in failed}
-    assert isinstance(made[-1], StoreFailed)
+    assert {PeerError} == {type(each) for each in failed}
+    assert isinstance(made[-1], PeerError)
     assert [(6 - len(failed),)] == rows(tmp_path, "SELECT count(*) FROM writes")
     spoiler.execute("DROP TRIGGER spoil")
     spoiler.close()
@@ -156,7 +154,7 @@ async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
     await asyncio.sleep(0)  # It stands in the queue.
     store.close()
     assert Stored(value=1, token=5, broker="a") == await waiting
-    with pytest.raises(StoreFailed, match="closed"):
+    with pytest.raises(PeerError, match="closed"):
         await store.increment(increment("r2"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryUnusable
+from equipoise.brokers.errors import data_directory_unusable
 from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
@@ -65,7 +65,7 @@ async def test_ready_names_a_full_disk_of_the_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(directory: DataDirectory, _instance_id: str) -> None:
-        raise DataDirectoryUnusable(
+        raise data_directory_unusable(
             path=str(directory.path), problem="[Errno 28] No space left on device"
         )
 

@@ -13,9 +13,9 @@ from equipoise.channel.core.errors import (
     ChannelIncomplete,
     DeadlineExceeded,
     EquipoiseError,
-    ForeignLog,
     LogUnavailable,
     LogWentBack,
+    foreign_log,
 )
 from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
 from equipoise.channel.log import subscription
@@ -34,7 +34,7 @@ from tests.channels.subscriber import (
 from tests.channels.troubled_log import DEADLINE_SECONDS
 
 CAUGHT_UP = ("caught up", 0)
-FOREIGN = ForeignLog(log=NAME, expected="a", found="b")
+FOREIGN = foreign_log(log=NAME, expected="a", found="b")
 
 
 async def come_back(subscriber: Subscriber) -> None:

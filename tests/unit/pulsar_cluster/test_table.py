@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from equipoise.channel.core.errors import CallerError
 from equipoise.pulsar_cluster.conflicts import TRANSITIONS, Rejection, Storage, rejection_of
 from equipoise.pulsar_cluster.records import (
     STATES,
-    InvalidStateRecord,
     Message,
     StateRecord,
     message_of,
@@ -78,7 +78,7 @@ def test_a_blank_broker_is_none() -> None:
     ],
 )
 def test_what_is_not_a_record_is_told(bad: bytes, told: str) -> None:
-    with pytest.raises(InvalidStateRecord, match=r"^it"):
+    with pytest.raises(CallerError, match=r"^it"):
         parse_record(bad)
     assert told in message(0, 0, bad).problem
 

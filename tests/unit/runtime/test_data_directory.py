@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import data_directory
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark, instance_ids_of_dead
 from equipoise.channel.core.errors import Bug, OperatorError
@@ -206,9 +206,9 @@ def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: 
         (tmp_path / "lock").unlink()
         if by == "replacing":
             (tmp_path / "lock").touch()
-        with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
+        with pytest.raises(OperatorError, match="deleted or replaced"):
             directory.write_instance_id("one")
-        with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
+        with pytest.raises(OperatorError, match="deleted or replaced"):
             directory.save_snapshot(b"", MARK)
     assert not (tmp_path / "instance_ids").exists()
 
@@ -216,15 +216,14 @@ def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: 
 def test_an_impossible_path_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below", Path("null\0character")):
-        with pytest.raises(DataDirectoryUnusable) as caught:
+        with pytest.raises(OperatorError, match=re.escape(f"the data directory {path} cannot be")):
             DataDirectory(path)
-        assert str(path) == caught.value.path
 
 
 def test_a_declaration_of_death_needs_a_used_directory(tmp_path: Path) -> None:
     """It creates nothing."""
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(DataDirectoryUnusable):
+        with pytest.raises(OperatorError, match="no broker has used it"):
             instance_ids_of_dead(path)
     assert [] == list(tmp_path.iterdir())
 
@@ -251,9 +250,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", refuse)
-            with pytest.raises(DataDirectoryUnusable, match="No space left"):
+            with pytest.raises(OperatorError, match="No space left"):
                 directory.write_instance_id("two")
-            with pytest.raises(DataDirectoryUnusable, match="No space left"):
+            with pytest.raises(OperatorError, match="No space left"):
                 directory.forget_instance_ids("two")
         assert {"one"} == directory.instance_ids
         directory.write_instance_id("three")

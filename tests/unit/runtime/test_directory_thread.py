@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime.data_directory import QUEUED_MAX, DataDirectory, DirectoryThread
 from equipoise.channel.core.errors import (
     Bug,
@@ -90,7 +89,7 @@ async def test_errors_are_passed_on_and_end_nothing(tmp_path: Path) -> None:
     )
     bench.write("good")
     await bench.until_answered(3)
-    assert [DataDirectoryUnusable, Bug, type(None)] == [type(error) for _, error in bench.answered]
+    assert [OperatorError, Bug, type(None)] == [type(error) for _, error in bench.answered]
     await bench.stop()
 
 
