@@ -553,8 +553,8 @@ def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
 
 
 def _taken_entry(entry: Property) -> TakenEntry:
-    """Return the entry as our settings. Raises `ValueError` if there is no such key, or the value is
-    invalid.
+    """Return the entry as our settings. Raises `ValueError` for an unknown key or an invalid
+    value.
     """
     if entry.key == MANAGER:
         return _taken_manager(entry)
