@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.commands.plan_options import plan_in
+from equipoise.brokers.cli.commands.forecasts import plan_in
 from equipoise.brokers.cli.options import existing_file, file
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import Row, print_heading, print_json, print_line, print_wrapped

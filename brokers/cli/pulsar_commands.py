@@ -15,7 +15,6 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.differences import difference_of, print_difference
 from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, local_time, moment
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import (
@@ -30,6 +29,7 @@ from equipoise.brokers.cli.pulsar_apply_commands import apply
 from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.brokers.cli.pulsar_plan_commands import plan
 from equipoise.brokers.cli.pulsar_record_commands import record, trace
+from equipoise.brokers.cli.rows import difference_of, print_difference
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import (
     HASH_MAX,

@@ -13,12 +13,12 @@ import typer
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.cli.commands.forecasts import (
+    PlanOptions,
     conclusion,
     differing,
     effect_document,
     print_effect,
 )
-from equipoise.brokers.cli.commands.plan_options import PlanOptions
 from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.cli.options import TIMEOUT_S_MAX
 from equipoise.brokers.cli.output import (

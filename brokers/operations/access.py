@@ -115,13 +115,18 @@ def opened(
         yield access
 
 
+def entries(access: Access) -> Iterator[Entry]:
+    """Return the entries of the log that are not yet folded, up to its current end."""
+    return entries_to_end(access.log, access.reader.position, deadline=access.deadline)
+
+
 def folded_to_end(access: Access) -> Iterator[Folded]:
     """Fold the unread records one by one. After each, the view stands just behind it.
 
     A closed log ends with the record that closed it. Raises what else
     `channel.log.blocking_view.read_on` raises.
     """
-    for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
+    for entry in entries(access):
         try:
             folded = access.reader.feed(entry)
         except LogClosed as closed:
@@ -149,16 +154,16 @@ def follow(
     is_out = False
     while True:
         try:
-            entries = _news(access, resynced)
+            found = _news(access, resynced)
             is_out = False
         except LogUnavailable as error:
             if outage is not None and not is_out:
                 outage(error)
-            is_out, entries = True, ()
+            is_out, found = True, ()
             time.sleep(RETRY_MS / 1_000)
-        for entry in entries:
+        for entry in found:
             yield access.reader.feed(entry)
-        if not entries:
+        if not found:
             yield None
 
 

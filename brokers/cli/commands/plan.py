@@ -28,8 +28,13 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.commands.applying import apply_plan
-from equipoise.brokers.cli.commands.forecasts import ForecastBasis, document_of, print_forecast
-from equipoise.brokers.cli.commands.plan_options import PlanOptions, plan_in
+from equipoise.brokers.cli.commands.forecasts import (
+    ForecastBasis,
+    PlanOptions,
+    document_of,
+    plan_in,
+    print_forecast,
+)
 from equipoise.brokers.cli.options import Admin, file
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
-from equipoise.brokers.cli.security_entries import read_security_entries
+from equipoise.brokers.cli.broker_conf import read_broker_conf, read_security_entries, settings_over
 from equipoise.brokers.errors import InvalidConfig
 from tests.unit.cli.fabricated import run
 
