@@ -34,6 +34,10 @@ REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
     Reason.DEAD_PUBLISHER: ("the broker that was asked has lost its membership", _ANOTHER_BROKER),
     Reason.DEAD_TARGET: ("the destination is not alive", _LIST_BROKERS),
     Reason.DRAINING_TARGET: ("the destination drains and takes no new bundles", _LIST_BROKERS),
+    Reason.NOT_SERVED: (
+        "the program of the destination does not serve its namespace",
+        "see which brokers may have it: equipoise bundles destinations BUNDLE",
+    ),
     Reason.UNKNOWN_BUNDLE: (
         "there is no such bundle",
         "see which there are: equipoise namespaces bundles NAMESPACE",

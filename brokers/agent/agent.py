@@ -424,8 +424,7 @@ class Agent:
             return True
         if not self._membership.drains or core.incarnation is None:
             return False
-        nobody_else = all(broker.status != "up" for broker in core.view.live_brokers())
-        return nobody_else or core.view.held_count(core.incarnation) == 0
+        return not core.view.can_give(core.incarnation)
 
 
 # Interval of checks while a broker drains or leaves. Each record that it reads is a check, too.

@@ -47,7 +47,8 @@ _LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a broker publishes on joining. `addresses` maps a protocol to the address for clients.
+    """What a broker publishes on joining. `addresses` maps a protocol to the address for clients;
+    `namespaces` are patterns of those that it serves (None: all).
 
     The constructor raises `InvalidConfig` for a profile that no `joined` can carry.
     """
@@ -56,6 +57,7 @@ class Profile:
     capacity: int = 100
     failure_domain: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    namespaces: tuple[str, ...] | None = None
     version: str = ""
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class Profile:
             capacity=self.capacity,
             failure_domain=self.failure_domain,
             labels=self.labels,
+            namespaces=self.namespaces,
             version=self.version,
             supported_level=LEVEL_SUPPORTED,
         )

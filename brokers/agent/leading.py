@@ -39,6 +39,7 @@ from equipoise.channel.core.entries import (
     PolicyChanged,
 )
 from equipoise.channel.core.propose import is_refusal
+from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, PolicyRecord, Unreadable
 
@@ -87,6 +88,10 @@ class Leading:
         # took longer than a lease.
         self._free_since: dict[str, int] = {}
         self._moving_since: dict[str, int] = {}
+        # The free bundles of each namespace that no broker serves. They wait for one that does, and
+        # no step looks at them.
+        self._unserved: dict[str, dict[str, int]] = {}
+        self._is_served: dict[str, bool] = {}  # As long as no broker changes.
         self._refusals = Refusals()
         # When an elder was last seen placing. While it places, this broker waits.
         self._elder_placed_ms = -NEVER_MS
@@ -190,11 +195,25 @@ class Leading:
             self._gone_since_ms[change.name] = self._core.now.boot_ms
         else:
             self._gone_since_ms.pop(change.name, None)
+        self._is_served.clear()
+        for namespace in [each for each in self._unserved if self._serves(each)]:
+            waiting = self._unserved.pop(namespace)
+            self._free_since |= dict.fromkeys(waiting, self._core.now.boot_ms)
+        for name in [each for each in self._free_since if not self._serves(namespace_in(each))]:
+            self._unserved.setdefault(namespace_in(name), {})[name] = self._free_since.pop(name)
+
+    def _serves(self, namespace: str) -> bool:
+        """Return whether a broker serves a namespace."""
+        found = self._is_served.get(namespace)
+        if found is None:
+            found = self._is_served[namespace] = bool(self._core.view.takers(namespace))
+        return found
 
     def _note_bundle(self, change: BundleChanged) -> None:
         name, after = change.name, change.after
         self._free_since.pop(name, None)
         self._moving_since.pop(name, None)
+        self._unserved.get(namespace_in(name), {}).pop(name, None)
         if after is not None and after.phase != "owned":
             self._since(after)[name] = self._core.now.boot_ms
         if after is None:
@@ -217,6 +236,7 @@ class Leading:
         if (
             bundle is None
             or bundle.phase != "free"
+            or not self._serves(bundle.namespace)
             or self._core.is_proposed(bundle)
             or not self._may_act()
         ):
@@ -291,7 +311,13 @@ class Leading:
         return now_ms - self._since(bundle).get(bundle.name, now_ms)
 
     def _since(self, bundle: BundleEntry) -> dict[str, int]:
-        return self._free_since if bundle.phase == "free" else self._moving_since
+        if bundle.phase != "free":
+            return self._moving_since
+        return (
+            self._free_since
+            if self._serves(bundle.namespace)
+            else self._unserved.setdefault(bundle.namespace, {})
+        )
 
     def _bundles(self, names: Iterable[str]) -> Iterator[BundleEntry]:
         return map(self._core.view.bundles.__getitem__, names)

@@ -359,10 +359,7 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
     assert bundle.owner is not None, "an owned bundle has an owner"
     owner = view.live[bundle.owner].broker
     refused = Destinations(view).bound(bundle).refused
-    if any(
-        broker.status == "up" and broker.broker not in {owner, *refused}
-        for broker in view.live_brokers()
-    ):
+    if any(broker.broker not in {owner, *refused} for broker in view.takers(bundle.namespace)):
         return None
     reasons = sorted({reason for broker, reason in refused.items() if broker != owner})
     return f"no other broker may own it: {'; '.join(reasons) or 'no other broker accepts bundles'}"

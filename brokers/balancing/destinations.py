@@ -5,7 +5,8 @@ Theory of operation:
 * Placement and shedders share one answer, `Destinations.of`, so neither undoes the work of the
   other.
 * A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining or in
-  maintenance, below the topic limit, isolation policies, pins, and the caller's `avoid`.
+  maintenance, below the topic limit, a program that serves the namespace, isolation policies, pins,
+  and the caller's `avoid`.
 * A preference keeps the best of the brokers that hard rules leave, so it always leaves one.
   Preferences: later versions (if set), and anti-affinity of namespaces.
 * With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
@@ -29,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
@@ -112,7 +113,7 @@ class Destinations:
         self._rules = rules or PlacementRules()
         self.policies = read_policies(view) if policies is None else policies
         self._about: dict[str, ClusterPolicies] = {}  # By namespace.
-        # By the names of the policies of a bundle.
+        # By the namespace, if programs differ, and the names of the policies of a bundle.
         self._bound: dict[tuple[str, ...], Candidates] = {}
         self._groups: dict[str, _Group] = {}
         self._meanings: dict[str, Meant] = {}
@@ -132,28 +133,44 @@ class Destinations:
         fit, refused = _sift(everybody, {}, steps)
         self._fit, self._unfit = fit, refused
         self.live = tuple(broker for broker in everybody if broker.live)
-        self._unbound = Candidates(allowed=tuple(broker.broker for broker in fit), refused=refused)
+        self._programs_differ = any(broker.joined.namespaces is not None for broker in self.live)
+        # By namespace, if programs differ: the brokers that fit and serve it.
+        self._serving: dict[str, tuple[Brokers, Candidates]] = {}
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
         """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it
         now.
         """
+        left, unbound = self._who_serves(bundle.namespace)
         if not avoid and not self._has_rules(bundle):
-            return self._unbound
-        left, refused = self._fit, dict(self._unfit)
+            return unbound
+        refused = dict(unbound.refused)
         if avoid:
             left, refused = _sift(left, refused, (lambda left: refused_lately(left, avoid),))
         left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps()))
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
+    def _who_serves(self, namespace: str) -> tuple[Brokers, Candidates]:
+        key = namespace if self._programs_differ else ""
+        found = self._serving.get(key)
+        if found is None:
+            step = partial(not_serving, namespace=namespace)
+            fit, refused = _sift(self._fit, self._unfit, (step,))
+            allowed = tuple(broker.broker for broker in fit)
+            found = self._serving[key] = fit, Candidates(allowed=allowed, refused=refused)
+        return found
+
     def bound(self, bundle: BundleEntry) -> Candidates:
-        """Return which brokers isolation policies, pins and maintenance allow for `bundle`, and why
-        they refuse each other live broker.
+        """Return which brokers isolation policies, pins, maintenance and their programs allow for
+        `bundle`, and why they refuse each other live broker.
 
         A broker that drains, or has reached the topic limit, is refused only if these rules keep it
         from the bundle. Bundles with the same policies share one cached answer.
         """
-        names = self._policies_of(bundle.namespace).names(bundle)
+        names = (
+            bundle.namespace if self._programs_differ else "",
+            *self._policies_of(bundle.namespace).names(bundle),
+        )
         found = self._bound.get(names)
         if found is None:
             refused = dict(self._forbidden(self._fit, bundle))
@@ -226,9 +243,12 @@ class Destinations:
         }
 
     def _forbidden(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
-        return _sift(
-            brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle))
-        )[1]
+        steps = (
+            partial(not_serving, namespace=bundle.namespace),
+            _about(self._isolated, bundle),
+            _about(self._pinned_elsewhere, bundle),
+        )
+        return _sift(brokers, {}, steps)[1]
 
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
         about, exact = self._policies_of(bundle.namespace), self._rules.pulsar_exact
@@ -328,6 +348,15 @@ def not_up(brokers: Brokers) -> Refused:
     """Return the brokers that are not alive, or drain."""
     said = {"draining": "it drains", "left": "it has left", "down": "it is down"}
     return {broker.broker: said[broker.status] for broker in brokers if broker.status != "up"}
+
+
+def not_serving(brokers: Brokers, namespace: str) -> Refused:
+    """Return the brokers whose programs do not serve a namespace."""
+    return {
+        broker.broker: f"its program does not serve {namespace}"
+        for broker in brokers
+        if not broker.joined.serves(namespace)
+    }
 
 
 def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:

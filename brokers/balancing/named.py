@@ -82,6 +82,12 @@ def namespaces_of(view: View, tenant: str) -> list[str]:
     return sorted(name for name in view.namespaces if name.startswith(f"{tenant}/"))
 
 
+def patterns_of(broker: BrokerEntry) -> list[str]:
+    """Return the patterns of the namespaces that the program of a broker serves; `*` is all."""
+    named = broker.joined.namespaces
+    return ["*"] if named is None else list(named)
+
+
 def server_of(view: View, bundle: BundleEntry) -> BrokerEntry | None:
     """Return the live broker that serves `bundle` in this view, or None if a client should wait.
 

@@ -268,7 +268,7 @@ class Suspicions:
         row = self._failed_opens.get(name, ())
         tried = {event.broker for event in row}
         is_refused = len(tried) >= _EVENTS_MAX or all(
-            each.broker in tried for each in view.live_brokers() if each.status == "up"
+            each.broker in tried for each in view.takers(view.bundles[name].namespace)
         )
         if not 0 < rules.failed_opens <= len(row) or not is_refused:
             return

@@ -12,6 +12,7 @@ import typer
 
 from equipoise.brokers.balancing.controls import maintenances_in, why_frozen
 from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.named import patterns_of
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
 from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
@@ -38,6 +39,7 @@ from equipoise.brokers.errors import InvalidPolicy
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import why_unserved
 
 BROKER_COLUMNS: Final = (
     "broker",
@@ -86,6 +88,7 @@ def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maint
         "failure_domain": domain.name,
         "failure_domain_source": domain.source,
         "labels": dict(joined.labels),
+        "namespaces": patterns_of(broker),
         "lease_ms": joined.lease_ms,
         "grace_ms": joined.grace_ms,
         "renew_ms": joined.renew_ms,
@@ -107,6 +110,7 @@ def namespace_row(view: View, name: str) -> Row:
         "free": phases["free"],
         "on_channel_loss": on_channel_loss(namespace.policies).value,
         "frozen": why_frozen(view, name),
+        "unserved": why_unserved(view, name),
         "created": namespace.created,
         "last": namespace.last,
         "policies": dict(namespace.policies),

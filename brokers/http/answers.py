@@ -89,6 +89,7 @@ _STATUS_OF_REASON: Final[Mapping[str, int]] = {
     Reason.UNKNOWN_POLICY: 404,
     Reason.DEAD_TARGET: 412,
     Reason.DRAINING_TARGET: 412,
+    Reason.NOT_SERVED: 412,
     Reason.NOT_ADJACENT: 412,
     Reason.BAD_BOUNDARY: 412,
     Reason.MALFORMED: 412,

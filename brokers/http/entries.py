@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from equipoise.brokers.balancing.controls import why_frozen
-from equipoise.brokers.balancing.named import server_of
+from equipoise.brokers.balancing.named import patterns_of, server_of
 from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains_in
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
@@ -91,6 +91,7 @@ def broker_document(
         "failure_domain": domain.name,
         "failure_domain_source": domain.source,
         "labels": dict(joined.labels),
+        "namespaces": patterns_of(broker),
         "version": joined.version,
         "supported_level": joined.supported_level,
         "lease_ms": joined.lease_ms,

@@ -12,6 +12,7 @@ from equipoise.brokers.agent.requests import (
     MergeBundles,
     SetClusterPolicy,
     SplitBundle,
+    Transfer,
     action_of,
 )
 from equipoise.brokers.balancing.destinations import Destinations
@@ -38,6 +39,8 @@ from equipoise.channel.core.records import (
     Reason,
 )
 from equipoise.channel.core.view import View
+
+_NAMES_SHOWN_MAX: Final = 8
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
 
@@ -74,6 +77,8 @@ def check_request(view: View, intent: Intent) -> None:
             _check_quota(view, intent, name, namespaces=1, bundles=len(boundaries) - 1)
         case SplitBundle(bundle=name, positions=positions):
             _check_quota(view, intent, name, bundles=1 if positions is None else len(positions))
+        case Transfer(bundle=name, destination=destination) if name in view.bundles:
+            check_served(view, view.bundles[name], destination)
         case MergeBundles(left=name) if name in view.bundles:
             _check_merge(view, view.bundles[name])
 
@@ -125,11 +130,38 @@ def check_unused(namespace: str, topics: Sequence[str]) -> None:
         )
 
 
+def check_served(view: View, bundle: BundleEntry, destination: str) -> None:
+    """Raise `Rejected` if the program of `destination` does not serve the namespace of a bundle."""
+    broker, namespace = view.brokers.get(destination), bundle.namespace
+    if broker is None or not broker.live or broker.joined.serves(namespace):
+        return
+    takers = [taker.broker for taker in view.takers(namespace)]
+    advice = (
+        f"name one that does: {_listed(takers)}"
+        if takers
+        else f"start a program that serves {namespace}"
+    )
+    raise conflict(
+        bundle.name,
+        f"the program of {destination} does not serve {namespace}",
+        action="move",
+        advice=advice,
+        reason=Reason.NOT_SERVED,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN_MAX
+    return ", ".join(names[:_NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:
-    """Raise `CallerError` if isolation policies or pins keep a bundle from `destination`.
+    """Raise `CallerError` if isolation policies or pins keep a bundle from `destination`, and
+    `Rejected` if its program does not serve the namespace.
 
     Load is ignored. The channel refuses dead brokers.
     """
+    check_served(view, bundle, destination)
     rules = settings_in(view, BalancingSettings()).placement
     problem = Destinations(view, rules=rules).bound(bundle).refused.get(destination)
     if problem is not None:

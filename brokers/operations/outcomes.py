@@ -24,7 +24,7 @@ from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.story import Names, describe, standing
+from equipoise.channel.inspect.story import Names, describe, standing, why_unserved
 from equipoise.channel.system.deadline import Deadline
 
 PLACED_MS: Final = 5_000
@@ -291,7 +291,8 @@ class Outcomes:
         if entry is None:
             return outcome(problem="it is gone: split, merged or deleted")
         if entry.phase != "owned" or entry.owner is None:
-            return outcome(problem=problem or f"it is {entry.state}")
+            unserved = why_unserved(view, entry.namespace)
+            return outcome(problem=problem or unserved or f"it is {entry.state}")
         owner = view.live[entry.owner].broker
         if problem is None and owner == source:
             problem = (nobody_else(view, entry) or f"see equipoise channel why {name}")[

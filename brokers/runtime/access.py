@@ -120,13 +120,18 @@ def installed_version() -> str:
         return ""
 
 
-def profile_of(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
-    """Return what the broker publishes on joining."""
+def profile_of(
+    config: WorkerConfig, addresses: Mapping[str, str], namespaces: tuple[str, ...] | None
+) -> Profile:
+    """Return what the broker publishes on joining. `namespaces`: patterns of those that its
+    services serve; None: all.
+    """
     return Profile(
         addresses=dict(addresses),
         capacity=config.capacity,
         failure_domain=config.failure_domain,
         labels=dict(config.labels),
+        namespaces=namespaces,
         version=installed_version(),
     )
 

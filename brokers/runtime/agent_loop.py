@@ -183,6 +183,7 @@ class AgentLoop:
             "broker": self._broker,
             "incarnation": self._ready_as,
             "address": self._address,
+            "serves": self._parts.runner.serves,
         }
         _logger.info("ready", extra=fields)
 

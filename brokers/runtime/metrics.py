@@ -252,6 +252,10 @@ class Metrics:
         self._quarantined = make.gauge(
             "bundles_quarantined", "Bundles of the whole cluster in quarantine."
         )
+        self._unserved = make.gauge(
+            "bundles_unserved",
+            "Free bundles of the whole cluster whose namespace no broker that is up serves.",
+        )
         self._lease_left = make.gauge(
             "lease_left_seconds", "Time that this broker may still serve without a renewal."
         )
@@ -320,6 +324,8 @@ class Metrics:
         states = Tally(bundle.state for bundle in view.unsettled())
         for state, gauge in self._in_flight.items():
             gauge.set(states[state])
+        free = Tally(bundle.namespace for bundle in view.unsettled() if bundle.phase == "free")
+        self._unserved.set(sum(free[each] for each in free if not view.takers(each)))
         held = [] if incarnation is None else view.held_by(incarnation)
         self._owned.set(
             sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation)

@@ -33,6 +33,7 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded, PeerError
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import why_unserved
 from equipoise.channel.log.subscription import Outage
 
 T = TypeVar("T")
@@ -226,8 +227,13 @@ class Router:
                 namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose=purpose
             )
         except DeadlineExceeded:
+            unserved = why_unserved(self._agent.view, namespace)
             raise explained(
-                DeadlineExceeded(what=what, waited_ms=timeout_ms), self._agent, self._clock.now()
+                DeadlineExceeded(
+                    what=what if unserved is None else f"{what} ({unserved})", waited_ms=timeout_ms
+                ),
+                self._agent,
+                self._clock.now(),
             ) from None
 
     async def _known(
@@ -293,12 +299,10 @@ class Router:
             problem = why_quarantined(view, bundle.name)
             if problem is not None:
                 raise quarantined(bundle=bundle.name, problem=problem)
-            if self._agent.drains and not any(
-                broker.status == "up" for broker in view.live_brokers()
-            ):
+            if self._agent.drains and not view.takers(namespace):
+                problem = why_unserved(view, namespace) or "all brokers stop or drain"
                 raise PeerError(
-                    f"no broker takes {bundle.name}: all brokers stop or drain; start one, and try"
-                    " again"
+                    f"no broker takes {bundle.name}: {problem}; start one, and try again"
                 )
             self._step(Wanted(bundle=bundle.name))
         server = server_of(view, bundle)

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
@@ -58,8 +57,8 @@ from equipoise.brokers.runtime.state_stream import (
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.brokers.security.tls import ClientTls
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
-from equipoise.channel.core.ranges import parse_bundle
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.ranges import is_matched, parse_bundle
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.failures import error_text
@@ -77,11 +76,13 @@ _QUESTION_MS: Final = 10_000
 # largest namespace, at 200 bytes each.
 _RELEASED_MAX: Final = 65_536
 
+ALL_NAMESPACES: Final = "*"
+
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
 _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
 
-# Letters of a namespace, and the wildcards of fnmatch. An unclosed bracket would stand for itself.
-_match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII).fullmatch
+# Letters of a namespace, and the wildcard.
+_match_pattern: Final = re.compile(r"[-=:.\w/*]+", re.ASCII).fullmatch
 
 # Why a service with `fetch` does not start.
 _NO_PEERS: Final = (
@@ -156,10 +157,20 @@ class ServiceRunner:
             (
                 service
                 for pattern, service in self._services.items()
-                if fnmatchcase(namespace, pattern)
+                if is_matched(pattern, namespace)
             ),
             None,
         )
+
+    @property
+    def namespaces(self) -> tuple[str, ...] | None:
+        """The patterns of the namespaces that the services serve; None: all."""
+        return None if ALL_NAMESPACES in self._services else tuple(self._services)
+
+    @property
+    def serves(self) -> Mapping[str, str]:
+        """The names of the services, by the pattern of their namespaces."""
+        return {pattern: type(service).__name__ for pattern, service in self._services.items()}
 
     @staticmethod
     def _has_fetch(service: Service) -> bool:
@@ -459,9 +470,7 @@ class ServiceRunner:
 
     def _service(self, namespace: str) -> Service:
         service = self.service_of(namespace)
-        if service is None:
-            problem = f"no service of this broker serves namespace {namespace}"
-            raise OperatorError(f"{problem}; give it one, or have another broker take the bundle")
+        assert service is not None, "the log gives a broker no bundle that it does not serve"
         return service
 
     # --- tasks ---

@@ -16,9 +16,7 @@ from typing import Final
 
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.runtime.service_runner import check_pattern
-
-ALL_NAMESPACES: Final = "*"
+from equipoise.brokers.runtime.service_runner import ALL_NAMESPACES, check_pattern
 
 PULSAR: Final = "pulsar"
 COUNTER: Final = "counter"

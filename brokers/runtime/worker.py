@@ -93,7 +93,6 @@ class Worker:
             metrics=self.metrics,
             view=lambda: self.agent.view,
         )
-        self.profile = profile_of(config, addresses)
         self._ownerships = OwnershipsOverHttp(
             clock=self.clock,
             own_token=self.access.own_token,
@@ -113,6 +112,7 @@ class Worker:
             fetch_spilled=self._ownerships.fetch_spilled,
             sent=self.metrics.state_sent,
         )
+        self.profile = profile_of(config, addresses, self._runner.namespaces)
         self.services = self._runner.services
         self.service_of = self._runner.service_of
         self.fetch_released = self._runner.fetch_released

@@ -76,7 +76,7 @@ class Equipoise(Worker):
         ]
         registered = dict[str, Service]()
         # A pattern must not take the namespace of another service.
-        for each in sorted(named, key=lambda each: not set("*?[").isdisjoint("".join(each))):
+        for each in sorted(named, key=lambda each: "*" in "".join(each)):
             for pattern in each.keys() & registered.keys():
                 raise CallerError(
                     f"two services for {pattern}: {type(registered[pattern]).__name__} and"

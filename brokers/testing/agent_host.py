@@ -188,10 +188,13 @@ class AgentHost(ABC):
         timing: Timing,
         batches: Batches | None = None,
         placement: Placement | None = None,
+        namespaces: tuple[str, ...] | None = None,
         read: int = 0,
         view: View | None = None,
     ) -> None:
-        """Start from `view`, the fold of the first `read` entries of the log (None: empty)."""
+        """Start from `view`, the fold of the first `read` entries of the log (None: empty).
+        `namespaces`: patterns of those that the program serves (None: all).
+        """
         self.directory = directory
         self.log = log
         self.read = read
@@ -206,7 +209,7 @@ class AgentHost(ABC):
             cluster=log.cluster,
             reader=log.reader(view),
             timing=timing,
-            profile=Profile(addresses={"http": address}),
+            profile=Profile(addresses={"http": address}, namespaces=namespaces),
             make_instance_id=make_instance_id,
             predecessor_instance_ids=frozenset(directory.instance_ids),
             placement=placement,

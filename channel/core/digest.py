@@ -10,9 +10,9 @@ Theory of operation:
 * A renewal or a raised sequence changes the digest by one product. A hash per touched key would
   cost half of the whole fold.
 * It covers exactly what can change a later verdict: phase, holders, last and token of a bundle;
-  incarnation, instance id, supported level, status, last and sequence of a broker; status and
-  last of a namespace; last of a policy; the level, its last, `removed_at` and the genesis. It
-  never covers reasons, counters, or the sequence of a dead incarnation.
+  incarnation, instance id, supported level, namespaces, status, last and sequence of a broker;
+  status and last of a namespace; last of a policy; the level, its last, `removed_at` and the
+  genesis. It never covers reasons, counters, or the sequence of a dead incarnation.
 """
 
 from __future__ import annotations

@@ -174,7 +174,10 @@ def broker_entry(
     digest_after: int = 0,
 ) -> BrokerEntry:
     """Return a broker in a new incarnation or status. Its weights are hashed only here."""
-    key_weight = weight("broker", joined.key, joined.instance_id, str(joined.supported_level))
+    named = () if joined.namespaces is None else ("namespaces", *joined.namespaces)
+    key_weight = weight(
+        "broker", joined.key, joined.instance_id, str(joined.supported_level), *named
+    )
     return BrokerEntry(
         broker=joined.key,
         incarnation=incarnation,

@@ -14,6 +14,8 @@ from equipoise.channel.core.records import (
     DOCUMENT_ENTRIES_MAX,
     HANDOVER_BYTES_MAX,
     INTEGER_MAX,
+    KEY_CHARACTERS_MAX,
+    PATTERNS_MAX,
     TEXT_CHARACTERS_MAX,
     Document,
     Scalar,
@@ -87,6 +89,19 @@ def integers(raw: Raw, name: str, count_max: int) -> tuple[int, ...]:
     for item in value:
         if type(item) is not int or item < 0 or item > INTEGER_MAX:
             fail(f"{name} must hold integers from 0 to 2**63 - 1")
+    return tuple(value)
+
+
+def optional_patterns(raw: Raw, name: str) -> tuple[str, ...] | None:
+    """Return a list of patterns of namespaces, or None if there is none."""
+    value = raw.get(name)
+    if value is None:
+        return None
+    if type(value) is not list or len(value) > PATTERNS_MAX:
+        fail(f"{name} must be a list of at most {PATTERNS_MAX} texts")
+    for item in value:
+        if type(item) is not str or not 0 < len(item) <= KEY_CHARACTERS_MAX:
+            fail(f"{name} must hold texts of 1 to {KEY_CHARACTERS_MAX} characters")
     return tuple(value)
 
 

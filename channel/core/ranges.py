@@ -201,6 +201,28 @@ def check_tenant(name: str) -> str:
     return name
 
 
+def is_matched(pattern: str, namespace: str) -> bool:
+    """Return whether a pattern matches a namespace. In it, `*` stands for any characters, also for
+    none, and everything else for itself.
+
+    This rule of the fold must not change. It takes linear time, also for a pattern that somebody
+    wrote to cost much.
+    """
+    first, *middle = pattern.split("*")
+    if not middle:
+        return namespace == pattern
+    last = middle.pop()
+    place, end = len(first), len(namespace) - len(last)
+    if place > end or not (namespace.startswith(first) and namespace.endswith(last)):
+        return False
+    for part in middle:
+        found = namespace.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
 def check_recorded_namespace(name: str) -> str:
     """Return `name` if a record may create this namespace. Raises `InvalidName` otherwise.
 

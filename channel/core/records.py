@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeVar, dataclass_transform
 
+from equipoise.channel.core.ranges import is_matched
+
 T = TypeVar("T")
 
 blank: Final = object.__new__
@@ -56,6 +58,7 @@ HANDOVER_BYTES_MAX: Final = 16 * 1024
 TEXT_CHARACTERS_MAX: Final = 1_024
 KEY_CHARACTERS_MAX: Final = 600  # tenant + namespace + range: 255 + 255 + 23, and room
 DOCUMENT_ENTRIES_MAX: Final = 256
+PATTERNS_MAX: Final = 256  # Of the namespaces that one program serves: one record carries them all.
 
 State = Literal["free", "assigning", "owned", "releasing", "splitting"]
 NamespaceStatus = Literal["created", "policies", "deleting", "deleted"]
@@ -78,6 +81,7 @@ class Reason(StrEnum):
     DEAD_PUBLISHER = "dead_publisher"
     DEAD_TARGET = "dead_target"
     DRAINING_TARGET = "draining_target"
+    NOT_SERVED = "not_served"
     UNKNOWN_BUNDLE = "unknown_bundle"
     UNKNOWN_BROKER = "unknown_broker"
     UNKNOWN_NAMESPACE = "unknown_namespace"
@@ -186,6 +190,7 @@ class Joined(Record):
     * `instance_id`: the instance id. `grace_ms`: the grace period.
     * `addresses`: protocol to client address.
     * `capacity`: a weight; 200 means twice the load of 100.
+    * `namespaces`: patterns of the namespaces that the program serves; None: all.
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
     * `after_silence`: this process has seen no record of that incarnation for its lease and grace
       period.
@@ -199,10 +204,17 @@ class Joined(Record):
     capacity: int = 100
     failure_domain: str | None = None
     labels: Mapping[str, str]
+    namespaces: tuple[str, ...] | None = None
     version: str = ""
     supported_level: int = 1
     replaces: str | None = None
     after_silence: bool = False
+
+    def serves(self, namespace: str) -> bool:
+        """Return whether the program of this broker serves a namespace."""
+        return self.namespaces is None or any(
+            is_matched(pattern, namespace) for pattern in self.namespaces
+        )
 
 
 @hot_frozen

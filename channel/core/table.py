@@ -206,6 +206,27 @@ class View:
         """Return the bundles in any phase but `owned`, by name."""
         return [self.bundles[name] for name in sorted(self._unsettled)]
 
+    def can_give(self, incarnation: int) -> bool:
+        """Return whether another broker may be given a bundle that names this incarnation."""
+        seen = set[str]()
+        for name in self._held.get(incarnation, ()):
+            namespace = self.bundles[name].namespace
+            if namespace not in seen:
+                seen.add(namespace)
+                if any(taker.incarnation != incarnation for taker in self.takers(namespace)):
+                    return True
+        return False
+
+    def takers(self, namespace: str) -> list[BrokerEntry]:
+        """Return the brokers that may be given bundles of a namespace, oldest first: they are up,
+        and their programs serve it.
+        """
+        return [
+            broker
+            for broker in self.live_brokers()
+            if broker.status == "up" and broker.joined.serves(namespace)
+        ]
+
     def live_brokers(self) -> list[BrokerEntry]:
         """Return the live brokers, oldest incarnation first."""
         return [self.live[incarnation] for incarnation in sorted(self.live)]

@@ -498,7 +498,9 @@ def _unfit_target(view: View, before: BundleEntry, target: int) -> Verdict | Non
     broker = view.live.get(target)
     if broker is None:
         return _REJECTED[Reason.DEAD_TARGET]
-    return None if broker.status == "up" else _REJECTED[Reason.DRAINING_TARGET]
+    if broker.status != "up":
+        return _REJECTED[Reason.DRAINING_TARGET]
+    return None if broker.joined.serves(before.namespace) else _REJECTED[Reason.NOT_SERVED]
 
 
 def _split(view: View, offset: int, record: Split) -> Verdict:

@@ -89,6 +89,7 @@ _MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.DEAD_PUBLISHER: "{publisher} is not alive",
     Reason.DEAD_TARGET: "{owner} is not alive",
     Reason.DRAINING_TARGET: "{owner} is draining and takes no new bundles",
+    Reason.NOT_SERVED: "the program of {owner} does not serve {namespace}",
     Reason.UNKNOWN_BUNDLE: "there is no such bundle",
     Reason.UNKNOWN_BROKER: "there is no such broker",
     Reason.UNKNOWN_NAMESPACE: "there is no such namespace",
@@ -107,7 +108,7 @@ _MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 ENTRIES_SHOWN_MAX: Final = 16
-"""Entries of a policy shown per record. A document has up to 256."""
+"""Entries of a policy, and patterns of namespaces, shown per record. It has up to 256."""
 
 # The subject of a record with an absent key: one offset stands for all of them (`View.removed_at`).
 _ABSENT: Final = "an absent key"
@@ -288,9 +289,19 @@ def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
         for child in view.bundles_of(bundle.namespace)
         if max(child.low, bundle.low) < min(child.high, bundle.high)
     ]
-    return [standing(child, names) for child in children] or [
-        f"there is no namespace {bundle.namespace}"
-    ]
+    if not children:
+        return [f"there is no namespace {bundle.namespace}"]
+    unserved = why_unserved(view, bundle.namespace)
+    return [*(standing(child, names) for child in children), *([unserved] if unserved else ())]
+
+
+def why_unserved(view: View, namespace: str) -> str | None:
+    """Return why no broker may be given bundles of a namespace although some broker is up; None if
+    one may, or none is up.
+    """
+    is_up = any(broker.status == "up" for broker in view.live_brokers())
+    is_unserved = is_up and not view.takers(namespace)
+    return f"no broker that is up serves {namespace}" if is_unserved else None
 
 
 def _is_quarantine_of(key: str, bundle: BundleName) -> bool:
@@ -374,8 +385,22 @@ def _broker(
     return (
         "join",
         key,
-        _listed(f"capacity {record.capacity}", instead, silence, bundles and f"frees {bundles}"),
+        _listed(
+            f"capacity {record.capacity}",
+            _served(record),
+            instead,
+            silence,
+            bundles and f"frees {bundles}",
+        ),
     )
+
+
+def _served(record: Joined) -> str:
+    if record.namespaces is None:
+        return ""
+    more = len(record.namespaces) - ENTRIES_SHOWN_MAX
+    shown = (*record.namespaces[:ENTRIES_SHOWN_MAX], *([f"{more} more"] if more > 0 else ()))
+    return f"serves {', '.join(shown) or 'no namespace'}"
 
 
 def _namespace(record: NamespaceRecord) -> str:
@@ -518,6 +543,7 @@ def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: 
         expected=expected,
         publisher=names.publisher_of(record),
         owner=names.of(getattr(record, "owner", None)),
+        namespace=record.key.rpartition("/")[0] if isinstance(record, BundleTransition) else "",
         level=view.level,
         cluster=view.cluster,
     )

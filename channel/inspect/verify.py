@@ -88,6 +88,7 @@ class Kind(StrEnum):
     NOT_COVERED = "not_covered"
     TOKEN_FELL = "token_fell"  # noqa: S105 - a fencing token
     DEAD_HOLDER = "dead_holder"
+    NOT_SERVED = "not_served"
     SNAPSHOT = "snapshot"
     HISTORY = "history_snapshot"
     INCOMPLETE = "incomplete"
@@ -646,7 +647,7 @@ def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, s
     yield from _holes(changes, bundles)
     for bundle in bundles:
         if bundle.after is not None:
-            yield from _dead_holders(bundle.after, view)
+            yield from _wrong_holders(bundle.after, view)
     for change in changes:
         if (
             isinstance(change, BrokerChanged)
@@ -669,7 +670,7 @@ def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
         if not _covers(ranges, [(0, HASH_MAX)]):
             yield Kind.NOT_COVERED, f"the bundles of {namespace} do not cover the hash space once"
     for bundle in view.bundles.values():
-        yield from _dead_holders(bundle, view)
+        yield from _wrong_holders(bundle, view)
 
 
 def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
@@ -739,10 +740,19 @@ def _holes(
         )
 
 
-def _dead_holders(bundle: BundleEntry, view: View) -> Iterator[tuple[Kind, str]]:
+def _wrong_holders(bundle: BundleEntry, view: View) -> Iterator[tuple[Kind, str]]:
     for holder in (bundle.owner, bundle.source):
-        if holder is not None and holder not in view.live:
+        broker = None if holder is None else view.live.get(holder)
+        if holder is not None and broker is None:
             yield Kind.DEAD_HOLDER, f"{bundle.name} names incarnation {holder}, which is not alive"
+        elif broker is not None and not broker.joined.serves(bundle.namespace):
+            yield (
+                Kind.NOT_SERVED,
+                (
+                    f"{bundle.name} names {broker.broker}, whose program does not serve"
+                    f" {bundle.namespace}"
+                ),
+            )
 
 
 def _overlap(one: BundleEntry, other: BundleEntry) -> bool:

@@ -47,6 +47,7 @@ _VERDICTS_ON_TARGETS: Final = {
     "draining": "draining_target",
     "dead": "dead_target",
     "never": "dead_target",
+    "not_serving": "not_served",
 }
 
 

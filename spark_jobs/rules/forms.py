@@ -14,6 +14,7 @@ _LARGEST: Final = 2**63 - 1
 _KEY_CHARACTERS_MAX: Final = 600
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _DOCUMENT_ENTRIES_MAX: Final = 256
+_PATTERNS_MAX: Final = 256
 _CUTS_MAX: Final = 63
 _BOUNDARIES_MAX: Final = 2**16 + 1
 _HANDOVER_BYTES_MAX: Final = 2**14
@@ -51,6 +52,10 @@ def _is_list_of(count_max: int) -> Check:
     return lambda value: (
         type(value) is list and len(value) <= count_max and all(map(is_integer, value))
     )
+
+
+def _is_patterns(value: object) -> bool:
+    return type(value) is list and len(value) <= _PATTERNS_MAX and all(map(is_key, value))
 
 
 def _is_short_text(value: object) -> bool:
@@ -130,6 +135,7 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
         "capacity": _optional(_is_positive),
         "failure_domain": _optional(_is_text),
         "labels": _optional(_is_document_of_texts),
+        "namespaces": _optional(_is_patterns),
         "version": _optional(_is_text),
         "supported_level": _optional(_is_positive),
         "replaces": _optional(_is_text),

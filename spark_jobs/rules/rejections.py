@@ -41,6 +41,7 @@ REJECTED_MAX: Final[Mapping[str, int]] = {
     # proposal was in flight.
     "dead_target": 500,
     "draining_target": 500,
+    "not_served": 500,
     "unknown_bundle": 500,
     "namespace_deleting": 500,
     "bundles_in_use": 500,

@@ -356,15 +356,15 @@ unfit_target: Final = Rule(
     subject="bundle",
     severity="alarm",
     says=(
-        "A bundle is given only to a live broker that does not drain, and not while its namespace"
-        " is being deleted."
+        "A bundle is given only to a live broker that does not drain and serves its namespace, and"
+        " not while that is being deleted."
     ),
     means=(
         "A bundle waits for a broker that will not open it, or the deletion of a namespace cannot"
         " end."
     ),
     remedy=REPORT_A_BUG,
-    accepted_instead_of=("dead_target", "draining_target", "namespace_deleting"),
+    accepted_instead_of=("dead_target", "draining_target", "not_served", "namespace_deleting"),
 )
 stale_accepted: Final = Rule(
     name="stale_accepted",

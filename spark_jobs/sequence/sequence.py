@@ -488,6 +488,7 @@ def _member(broker: BrokerEntry) -> Member:
         grace_ms=joined.grace_ms,
         renew_ms=joined.renew_ms,
         supported_level=joined.supported_level,
+        namespaces=None if joined.namespaces is None else list(joined.namespaces),
     )
 
 

@@ -163,6 +163,7 @@ RECORDS: tuple[AnyRecord, ...] = (
         capacity=7,
         failure_domain="rack 1",
         labels={"zone": ""},
+        namespaces=("tenant/ns", "acme/*"),
         version="1.2",
         supported_level=2,
         replaces="m",

@@ -30,6 +30,7 @@ def joined(
     replaces: str | None = None,
     after_silence: bool = False,
     supports: int = 1,
+    serves: Sequence[str] | None = None,
 ) -> Joined:
     """The record by which a process joins as `broker`, made against `view`."""
     return Joined(
@@ -42,6 +43,7 @@ def joined(
         renew_ms=1_000,
         addresses={"http": f"http://{broker}"},
         labels={"zone": "a"},
+        namespaces=None if serves is None else tuple(serves),
         supported_level=supports,
         replaces=replaces,
         after_silence=after_silence,
@@ -101,10 +103,14 @@ class Channel:
         """Append the first record."""
         self.accept(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER))
 
-    def join(self, *brokers: str) -> None:
-        """Let brokers join, each with the instance id `instance_id of BROKER`."""
+    def join(self, *brokers: str, serves: Sequence[str] | None = None) -> None:
+        """Let brokers join, each with the instance id `instance_id of BROKER`, whose programs serve
+        namespaces of these patterns.
+        """
         for broker in brokers:
-            self.accept(joined(broker, self.view, instance_id=f"instance_id of {broker}"))
+            self.accept(
+                joined(broker, self.view, instance_id=f"instance_id of {broker}", serves=serves)
+            )
 
     def create(
         self, boundaries: Sequence[int] = (0, HASH_MAX), *, namespace: str = NAMESPACE

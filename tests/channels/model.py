@@ -103,6 +103,7 @@ class Member:
     sequence: int
     instance_id: str
     supports: int
+    serves: tuple[str, ...] | None = None
 
     def live(self) -> bool:
         return self.status in ("up", "draining")
@@ -185,6 +186,7 @@ def facts_of(view: View) -> dict[str, object]:
                     sequence=entry.sequence,
                     instance_id=entry.joined.instance_id,
                     supports=entry.joined.supported_level,
+                    serves=entry.joined.namespaces,
                 )
                 for name, entry in view.brokers.items()
             },
@@ -221,6 +223,24 @@ def judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> Reason |
     except RefusedError as refused:
         return refused.reason
     return None
+
+
+def serves(member: Member, namespace: str) -> bool:
+    """Return whether a member's program serves a namespace."""
+    return member.serves is None or any(fits(pattern, namespace) for pattern in member.serves)
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Return whether a pattern matches all of a text: follow every way through the pattern."""
+    ways = {0}
+    for letter in pattern:
+        ways = {
+            end
+            for way in ways
+            for end in (range(way, len(text) + 1) if letter == "*" else (way + 1,))
+            if letter == "*" or text[way : way + 1] == letter
+        }
+    return len(text) in ways
 
 
 def member_of(model: Model, incarnation: int | None) -> Member | None:
@@ -316,6 +336,7 @@ def _joined(model: Model, offset: int, record: Joined) -> None:
         sequence=0,
         instance_id=record.instance_id,
         supports=record.supported_level,
+        serves=record.namespaces,
     )
 
 
@@ -466,6 +487,7 @@ def _transition(model: Model, offset: int, record: BundleTransition) -> None:
             member = member_of(model, incarnation)
             need(member is not None, Reason.DEAD_TARGET)
             need(member is not None and member.status == "up", Reason.DRAINING_TARGET)
+            need(member is not None and serves(member, bundle.namespace), Reason.NOT_SERVED)
         bundle.state, bundle.owner, bundle.source, bundle.last = (
             record.state,
             record.owner,

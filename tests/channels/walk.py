@@ -198,6 +198,7 @@ class Walk:
             renew_ms=1_000,
             addresses={"http": f"http://{reader.name}"},
             labels={},
+            namespaces=rng.choice((None, None, None, ("t/one",), ("t/one", "t/t*"), ("*wo",), ())),
             level=max(1, reader.view.level),
             supported_level=rng.choice((1, 2, 2, 2, 2)) if self.levels else 1,
             replaces=before.joined.instance_id if alive and before and rng.random() < 0.5 else None,

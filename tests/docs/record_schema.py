@@ -29,6 +29,7 @@ from equipoise.channel.core.records import (
     HANDOVER_BYTES_MAX,
     INTEGER_MAX,
     KEY_CHARACTERS_MAX,
+    PATTERNS_MAX,
     TEXT_CHARACTERS_MAX,
     BrokerChange,
     NamespaceStatus,
@@ -50,6 +51,7 @@ Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARACTERS_MAX)]
 Name = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 Positions = Annotated[list[Integer], Field(max_length=CUTS_MAX)]
 Document = Annotated[dict[Name, Name | Integer | bool], Field(max_length=DOCUMENT_ENTRIES_MAX)]
+Patterns = Annotated[list[Key], Field(max_length=PATTERNS_MAX)]
 Texts = Annotated[dict[Name, Name], Field(max_length=DOCUMENT_ENTRIES_MAX)]
 
 
@@ -259,6 +261,13 @@ class JoinedModel(_Founding):
     )
     labels: EmptyIfAbsent = Field(
         default={}, description="Labels by which policies select brokers."
+    )
+    namespaces: Patterns | None = Field(
+        default=None,
+        description=(
+            "Patterns of the namespaces that its program serves; `*` stands for any characters."
+            " Absent: all. It is given bundles of no other namespace."
+        ),
     )
     version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(
         default="", description="The software version, for display."

@@ -85,6 +85,9 @@ REASONS: Final = {
     Reason.DEAD_PUBLISHER: "The incarnation that wrote the record has ended.",
     Reason.DEAD_TARGET: "The record gives a bundle to an incarnation that has ended.",
     Reason.DRAINING_TARGET: "The record gives a bundle to a broker that drains.",
+    Reason.NOT_SERVED: (
+        "The record gives a bundle to a broker whose program does not serve its namespace."
+    ),
     Reason.UNKNOWN_BUNDLE: "There is no such bundle.",
     Reason.UNKNOWN_BROKER: "There is no such broker.",
     Reason.UNKNOWN_NAMESPACE: "There is no such namespace.",

@@ -123,6 +123,54 @@ def moves(channel: Channel) -> None:
     channel.accept(propose.unload(channel.admin(), channel.bundle(), reason="\u00fc\U0001f600"))
 
 
+def named() -> Entries:
+    """Programs that serve different namespaces: each gets only its own bundles, also after it has
+    joined again with another set, and from a program that dies.
+    """
+    channel = Channel()
+    channel.genesis()
+    for namespace in ("t/one", "t/two", "u/one"):
+        channel.create((0, MIDDLE, HASH_MAX), namespace=namespace)
+    channel.join("all:1")
+    channel.join("one:1", serves=("t/one",))
+    channel.join("ts:1", serves=("t/*", "none/*none"))
+    channel.join("ones:1", serves=("*/one", "*t*w*o", "t/one*x"))
+    channel.join("none:1", serves=())
+    brokers = ("all:1", "one:1", "ts:1", "ones:1", "none:1")
+
+    def offer() -> None:
+        for namespace in ("t/one", "t/two", "u/one"):
+            for point in (0, MIDDLE):
+                for broker in brokers:
+                    bundle, owner = channel.bundle(point, namespace=namespace), broker
+                    target = channel.incarnation(owner)
+                    if bundle.phase == "owned":
+                        channel.put(propose.transfer(channel.admin(), bundle, destination=target))
+                        bundle = channel.bundle(point, namespace=namespace)
+                        if bundle.phase == "transferring":
+                            channel.put(propose.prepared(channel.author(owner), bundle))
+                    else:
+                        channel.put(propose.assign(channel.admin(), bundle, owner=target))
+                        bundle = channel.bundle(point, namespace=namespace)
+                        channel.put(propose.opened(channel.author(owner), bundle))
+
+    offer()
+    channel.die("all:1")
+    channel.put(
+        joined(
+            "one:1",
+            channel.view,
+            instance_id="again",
+            replaces="instance_id of one:1",
+            serves=("u/*",),
+        )
+    )
+    offer()
+    channel.put(propose.merge(channel.author("one:1"), *channel.view.bundles_of("u/one")))
+    channel.put(propose.renewed(channel.author("ts:1"), channel.broker("ts:1")))
+    return channel.entries
+
+
 def walk(seed: int) -> Entries:
     """The first entries of a random walk."""
     steps = Walk(seed)
@@ -147,7 +195,7 @@ def lines(entries: Entries) -> Iterator[bytes]:
 
 def make() -> None:
     """Write the logs that are not there yet."""
-    logs = {"corners": corners()} | {f"walk_{seed}": walk(seed) for seed in SEEDS}
+    logs = {"corners": corners(), "named": named()} | {f"walk_{seed}": walk(seed) for seed in SEEDS}
     for name, entries in logs.items():
         path = FOLDER / f"{name}.jsonl.gz"
         if not path.exists():

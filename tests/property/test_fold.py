@@ -88,8 +88,13 @@ def slow_digest(view: View) -> int:
         for entry in view.bundles.values()
     )
     for broker in view.brokers.values():
+        named = broker.joined.namespaces
         key = weight(
-            "broker", broker.broker, broker.joined.instance_id, str(broker.joined.supported_level)
+            "broker",
+            broker.broker,
+            broker.joined.instance_id,
+            str(broker.joined.supported_level),
+            *(() if named is None else ("namespaces", *named)),
         )
         total += broker_part(key, broker.status, broker.incarnation)
         total += broker.last * last_weight(key) + broker.sequence * sequence_weight(key)
@@ -164,11 +169,14 @@ def check_indexes(view: View) -> None:
 
 
 def check_holders(view: View) -> None:
-    """No bundle names an incarnation that is dead, or the same one twice."""
+    """No bundle names an incarnation that is dead, or the same one twice, or one that does not
+    serve it.
+    """
     for entry in view.bundles.values():
         holders = [holder for holder in (entry.owner, entry.source) if holder is not None]
         assert len(holders) == len(set(holders))
         assert all(holder in view.live for holder in holders)
+        assert all(view.live[holder].joined.serves(entry.namespace) for holder in holders)
 
 
 def slow_changes(before: View, after: View) -> Counter[str]:

@@ -50,7 +50,7 @@ ServiceOption = Annotated[
         metavar="[PATTERN=]MODULE:CLASS",
         help=(
             "Service for the namespaces of a pattern, such as 'shop/*'. `pulsar` and `counter` are"
-            " built in. Repeatable.  [default: pulsar, or counter without the extra `pulsar`]"
+            " built in. Repeatable.  [default: pulsar; without its extra, `up` runs counter]"
         ),
         show_default=False,
     ),

@@ -81,8 +81,12 @@ def list_brokers(
             for broker in brokers
             if everyone or broker.live
         ]
+    differ = any(row["namespaces"] != ["*"] for row in rows)
     channel.print_rows(
-        rows, columns=BROKER_COLUMNS, sometimes=("maintenance",), nothing="no broker is alive"
+        rows,
+        columns=(*BROKER_COLUMNS, *(("namespaces",) if differ else ())),
+        sometimes=("maintenance",),
+        nothing="no broker is alive",
     )
 
 

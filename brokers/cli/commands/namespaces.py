@@ -131,7 +131,10 @@ def list_namespaces(
         ]
         rows = [namespace_row(access.view, name) for name in names]
     channel.print_rows(
-        rows, columns=NAMESPACE_COLUMNS, sometimes=("frozen",), nothing="there is no namespace"
+        rows,
+        columns=NAMESPACE_COLUMNS,
+        sometimes=("frozen", "unserved"),
+        nothing="there is no namespace",
     )
 
 

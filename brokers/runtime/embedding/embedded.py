@@ -389,7 +389,7 @@ class Worker:
             return None  # Also between two incarnations: the next one drains, too.
         if not view.held_count(agent.incarnation):
             return True
-        return None if _takes_bundles(view) else False
+        return None if view.can_give(agent.incarnation) else False
 
     @contextmanager
     def drain_on_signals(self, *, linger_ms: int = LINGER_MS) -> Iterator[None]:

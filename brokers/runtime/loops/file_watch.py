@@ -79,7 +79,7 @@ class FileWatch:
             self._worker.config,
             self._worker.view.live_brokers(),
         )
-        if me is None or not any(broker.status == "up" for broker in others if broker is not me):
+        if me is None or not self._worker.view.can_give(me.incarnation):
             return None
         younger = sum(broker.incarnation > me.incarnation for broker in others)
         # Two brokers see the same shortage up to one look apart, and each drains up to one look

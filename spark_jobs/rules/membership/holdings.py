@@ -207,12 +207,20 @@ class Holdings:
             self.put(bundle_name(first.namespace, first.low, second.high), holding)
 
     def overdue(
-        self, moving_max_ms: int, unserved_max_ms: int, *, is_deleting: Callable[[str], bool]
+        self,
+        moving_max_ms: int,
+        unserved_max_ms: int,
+        now_ms: int,
+        *,
+        is_deleting: Callable[[str], bool],
+        served_since_ms: Callable[[str], int | None],
     ) -> Mapping[str, int]:
         """Return some bundles with a clock that started before these awake times, with the offset
         of that start.
 
-        Each is reported once. Free bundles of a namespace with `is_deleting` are never reported.
+        Each is reported once. Free bundles of a namespace with `is_deleting` are never reported. A
+        clock of free bundles starts again at `now_ms` while no broker that serves their namespace
+        has been up for long enough.
         """
         if not (
             _has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)
@@ -222,10 +230,12 @@ class Holdings:
         late = merge(_before(self._moving, moving_max_ms), _before(self._unserved, unserved_max_ms))
         found: dict[str, int] = {}
         for (offset, _), name in list(islice(late, OVERDUE_AT_ONCE_MAX)):
-            holding = self._held[name]
-            if not (
-                holding.is_reported or (holding.is_free and is_deleting(name.rpartition("/")[0]))
-            ):
+            holding, namespace = self._held[name], name.rpartition("/")[0]
+            since_ms = served_since_ms(namespace)
+            if holding.is_free and (since_ms is None or since_ms >= unserved_max_ms):
+                self.put(name, holding._replace(unserved=(offset, now_ms)))
+                continue
+            if not (holding.is_reported or (holding.is_free and is_deleting(namespace))):
                 found[name] = offset
             self.put(name, holding._replace(is_reported=True))
         return found

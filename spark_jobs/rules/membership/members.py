@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import orjson
@@ -51,6 +52,7 @@ class Member:
     * `soon_ms`: how much earlier than promised its renewals up to `soon_at_ms` came. That much time
       passed without showing in log time.
     * `soon_in_a_row`: how many of its last renewals were early.
+    * `namespaces`: patterns of the namespaces that its program serves; None: all.
     * `heard_ms`: awake time (`spark_jobs.rules.membership.view`) of its own last accepted
       membership record.
     * `is_silence_reported`: its silence since then has been reported.
@@ -65,6 +67,7 @@ class Member:
     grace_ms: int
     renew_ms: int
     supported_level: int
+    namespaces: list[str] | None = None
     last_at_ms: int | None = None
     back_at_ms: int | None = None
     renewed_at_ms: int | None = None
@@ -73,6 +76,19 @@ class Member:
     soon_in_a_row: int = 0
     heard_ms: int = 0
     is_silence_reported: bool = False
+
+    def takes(self, namespace: str) -> bool:
+        """Return whether it may be given bundles of a namespace."""
+        return self.status == "up" and self.serves(namespace)
+
+    def serves(self, namespace: str) -> bool:
+        """Return whether its program serves a namespace. Of the wildcards of `fnmatch`, only `*` is
+        one in a pattern.
+        """
+        return self.namespaces is None or any(
+            fnmatchcase(namespace, pattern.replace("[", "[[]").replace("?", "[?]"))
+            for pattern in self.namespaces
+        )
 
     def renewed(self, at_ms: int) -> None:
         """Record a renewal. An early one shows that the log's clock was set back."""
@@ -99,6 +115,7 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
         grace_ms=raw["grace_ms"],
         renew_ms=raw["renew_ms"],
         supported_level=raw.get("supported_level") or FIRST_LEVEL,
+        namespaces=raw.get("namespaces"),
         last_at_ms=at_ms,
         back_at_ms=at_ms,
         renewed_at_ms=at_ms,
@@ -113,7 +130,6 @@ class Whole:
     * `begun`: the offset from which records were read without a gap.
     * `stood_ms`: the log's time when it last stood still while time passed: an entry was older, or
       one broker renewed twice.
-    * `up_since_ms`: awake time since when some broker is up; None if none is.
     """
 
     begun: int = 0
@@ -126,7 +142,6 @@ class Whole:
     awake_ms: int = 0
     at_ms: int = 0
     stood_ms: int = 0
-    up_since_ms: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,19 +168,23 @@ class Incarnations:
 
 
 class Namespace(NamedTuple):
-    """A namespace. `deleting_since`: when its deletion began; None if it is not being deleted, or
-    that was reported as too long.
+    """A namespace.
+
+    * `deleting_since`: when its deletion began; None if it is not being deleted, or that was
+      reported as too long.
+    * `served_since_ms`: the awake time since when a broker that serves it is up; None if none is.
     """
 
     status: str
     last: int
     deleting_since: Since | None = None
+    served_since_ms: int | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> Namespace:
         """Return the namespace from its row."""
-        status, last, since = orjson.loads(data)
-        return cls(status, last, None if since is None else (since[0], since[1]))
+        status, last, since, served_ms = orjson.loads(data)
+        return cls(status, last, None if since is None else (since[0], since[1]), served_ms)
 
 
 class Known:

@@ -83,8 +83,8 @@ class Context(TypedDict, total=False):
     * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or
       `nobody` (no readable envelope, or none needed: genesis, joined).
     * `expected`: the audit's verdict; absent if it depends on the state of bundles.
-    * `target`: status of the `owner` that a bundle's record names: up, draining, dead, or never (no
-      broker ever had it).
+    * `target`: status of the `owner` that a bundle's record names: up, draining, dead, never (no
+      broker ever had it), or not_serving (up, but its program does not serve the namespace).
     * `deleting`: true if the bundle's namespace is being deleted.
     * `dead`: the incarnation that this record ends if it is accepted.
     * `owner`: for a merge, the owner of the left bundle.
@@ -183,7 +183,7 @@ class Membership:
         self._heard = {}
         for name in self._known.live.values():
             self._hear(name)
-        self._mark_up()
+        self._mark_served()
         self._holdings.begin(bundles, now)
 
     def changed_rows(self) -> list[StateRow]:
@@ -276,10 +276,12 @@ class Membership:
         """Add to the context what takes too long."""
         whole = self._known.whole
         unserved_max_ms = whole.awake_ms - UNSERVED_IN_FLIGHTS * self._in_flight_max_ms
-        is_up = whole.up_since_ms is not None and whole.up_since_ms < unserved_max_ms
-        moving_max_ms = whole.awake_ms - self._in_flight_max_ms
         overdue = self._holdings.overdue(
-            moving_max_ms, unserved_max_ms if is_up else 0, is_deleting=self._is_deleting
+            whole.awake_ms - self._in_flight_max_ms,
+            unserved_max_ms,
+            whole.awake_ms,
+            is_deleting=self._is_deleting,
+            served_since_ms=self._served_since_ms,
         )
         self._overdue = sorted(overdue)
         if overdue:
@@ -327,15 +329,21 @@ class Membership:
     def _now(self, offset: int) -> Since:
         return offset, self._known.whole.awake_ms
 
-    def _mark_up(self) -> None:
-        """Update since when a broker is up that can take bundles. Call it after the brokers
-        changed.
+    def _served_since_ms(self, namespace: str) -> int | None:
+        entry = self._known.namespaces.get(namespace)
+        return None if entry is None else entry.served_since_ms
+
+    def _mark_served(self) -> None:
+        """Update since when a broker is up that can take bundles of each namespace. Call it after
+        the brokers or namespaces changed.
         """
-        whole = self._known.whole
-        if not any(self._known.brokers[name].status == "up" for name in self._known.live.values()):
-            whole.up_since_ms = None
-        elif whole.up_since_ms is None:
-            whole.up_since_ms = whole.awake_ms
+        known = self._known
+        live = [known.brokers[name] for name in known.live.values()]
+        for name, entry in list(known.namespaces.items()):
+            is_served = any(member.takes(name) for member in live)
+            if is_served != (entry.served_since_ms is not None):
+                since_ms = known.whole.awake_ms if is_served else None
+                known.namespaces[name] = entry._replace(served_since_ms=since_ms)
 
     def _hear(self, name: str) -> None:
         """Record that a live broker wrote just now."""
@@ -383,7 +391,7 @@ class Membership:
     def _describe_bundle(self, name: str, raw: Raw, context: Context) -> None:
         owner, right = raw.get("owner"), raw.get("right")
         if type(owner) is int:
-            context["target"] = self._target(owner)
+            context["target"] = self._target(owner, name.rpartition("/")[0])
         if self._is_deleting(name.rpartition("/")[0]):
             context["deleting"] = True
         if raw["kind"] != "bundle":
@@ -405,10 +413,15 @@ class Membership:
         live = self._known.live
         return {str(who): live[who] for who in incarnations if type(who) is int and who in live}
 
-    def _target(self, incarnation: int) -> str:
+    def _target(self, incarnation: int, namespace: str) -> str:
         name = self._known.live.get(incarnation)
         if name is not None:
-            return self._known.brokers[name].status
+            member = self._known.brokers[name]
+            return (
+                "not_serving"
+                if member.status == "up" and not member.serves(namespace)
+                else member.status
+            )
         return "never" if self._known.incarnations.never_was(incarnation) else "dead"
 
     # --- following the fold ---
@@ -472,12 +485,16 @@ class Membership:
         else:
             since = self._now(offset) if status == "deleting" else None
             self._known.namespaces[name] = Namespace(
-                "created" if since is None else "deleting", offset, since
+                "created" if since is None else "deleting",
+                offset,
+                since,
+                self._served_since_ms(name),
             )
             self._deleting.pop(name, None)
             if since is not None:
                 self._deleting[name] = since
         if status == "created":
+            self._mark_served()
             self._holdings.create(
                 name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset)
             )
@@ -493,7 +510,7 @@ class Membership:
             self._hear(name)
             self._known.incarnations.add(offset)
             self._is_incarnation_new = True
-            self._mark_up()
+            self._mark_served()
             return concerned
         if member is None:
             return ()  # The fold accepted a record of an unknown broker; `expected` reports that.
@@ -524,7 +541,7 @@ class Membership:
             self._known.whole.removed_at = offset
         else:
             member.status = status
-        self._mark_up()
+        self._mark_served()
         return concerned
 
     def _declare_dead(self, member: Member | None, offset: int) -> Sequence[str]:

@@ -310,6 +310,12 @@ FIRING: Final = (
         quiet="0x3 2x5 0x20",
     ),
     Alert(
+        name="EquipoiseBundlesUnserved",
+        metric="equipoise_bundles_unserved",
+        fires="0x3 2x20",
+        quiet="0x3 2x5 0x20",
+    ),
+    Alert(
         name="EquipoiseLookupsTimeOut",
         metric="equipoise_lookup_duration_seconds_count",
         labels={"outcome": "timed_out"},

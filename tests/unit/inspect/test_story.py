@@ -169,6 +169,7 @@ def rejections() -> Channel:
     channel.put(propose.genesis(Author(publisher="admin:eve"), cluster="other"))
     channel.put_bytes(b"garbage")
     channel.join("a:1", "b:1", "c:1")
+    channel.join("e:1", serves=["other/*"])
     signed = channel.author("a:1")
     channel.put_bytes(
         orjson.dumps(
@@ -218,6 +219,7 @@ def _reject_bundles(channel: Channel) -> None:
         lambda: propose.draining(channel.author("c:1"), channel.broker("c:1")),
         lambda: propose.draining(channel.author("c:1"), channel.broker("c:1")),
         lambda: propose.assign(admin(), free, owner=channel.incarnation("c:1")),
+        lambda: propose.assign(admin(), free, owner=channel.incarnation("e:1")),
         lambda: propose.start_deleting_namespace(admin(), view, name=NAMESPACE),
         lambda: propose.assign(admin(), free, owner=channel.incarnation("a:1")),
         lambda: propose.delete_namespace(admin(), view, name=NAMESPACE),

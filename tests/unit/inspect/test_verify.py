@@ -528,6 +528,11 @@ BREACHES = (
         changes=(changed(bundle(0, MIDDLE, owner=None), bundle(0, MIDDLE, owner=9, token=8)),),
         kinds=(Kind.DEAD_HOLDER,),
     ),
+    Breach(
+        id="an owner that does not serve it",
+        changes=(changed(bundle(0, MIDDLE, owner=None), bundle(0, MIDDLE, owner=5, token=8)),),
+        kinds=(Kind.NOT_SERVED,),
+    ),
 )
 
 
@@ -536,7 +541,9 @@ def test_broken_invariants_are_found(breach: Breach) -> None:
     """Changes that leave a hole, let a token fall, or name the dead are found, and those that are
     in order are not.
     """
-    view = channel_with("a:1", "b:1").view
+    channel = channel_with("a:1", "b:1")
+    channel.join("c:1", serves=["other/*"])
+    view = channel.view
     assert breach.kinds == tuple(kind for kind, _ in problems_of(breach.changes, view))
 
 

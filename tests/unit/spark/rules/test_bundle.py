@@ -196,6 +196,7 @@ STOLEN: Final = entry("owned", owner=OTHER)
     [
         ("free", GIVEN, ASSIGNED, {"target": "dead"}, "unfit_target"),
         ("free", GIVEN, ASSIGNED, {"target": "draining"}, "unfit_target"),
+        ("free", GIVEN, ASSIGNED, {"target": "not_serving"}, "unfit_target"),
         ("free", GIVEN, ASSIGNED, {"deleting": True}, "unfit_target"),
         ("owned", {**UNLOADED, "expected_offset": LAST - 1}, UNLOADING, {}, "stale_accepted"),
         ("owned", UNLOADED, UNLOADING, DEAD, "dead_publisher_accepted"),
@@ -280,6 +281,7 @@ def test_the_folds_state_before_a_record_differs() -> None:
     [
         ("free", GIVEN, "dead_target", {"target": "dead"}, []),
         ("free", GIVEN, "draining_target", {"target": "draining"}, []),
+        ("free", GIVEN, "not_served", {"target": "not_serving"}, []),
         ("free", GIVEN, "namespace_deleting", {"deleting": True}, []),
         (
             "owned",
