@@ -30,6 +30,7 @@ from equipoise.brokers.agent.events import (
     Opened,
     PlacementChosen,
     Prepared,
+    Reachable,
     Read,
     Requested,
     Resynced,
@@ -70,12 +71,14 @@ class Agent:
         placement: Placement | None = None,
         batches: Batches | None = None,
         settings: BalancingSettings | None = None,
+        is_reachable: bool = True,
     ) -> None:
         """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
         `make_instance_id` must never repeat a text. `predecessor_instance_ids` come from the data
         directory, whose exclusive lock this process holds. `settings` apply where the channel has
-        none. Raise `InvalidConfig` for unsafe durations.
+        none. Unless it `is_reachable`, the broker joins only after a `Reachable`. Raise
+        `InvalidConfig` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
@@ -84,6 +87,7 @@ class Agent:
             core,
             make_instance_id=make_instance_id,
             predecessor_instance_ids=predecessor_instance_ids,
+            is_reachable=is_reachable,
         )
         self._ownerships = Ownerships(core)
         self._leading = Leading(
@@ -449,5 +453,6 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001
     UndrainRequested: Agent._undrain_requested,  # noqa: SLF001
+    Reachable: lambda agent, _event: agent._membership.reachable(),  # noqa: SLF001
     PlacementChosen: lambda agent, event: agent._leading.place_by(event.placement),  # noqa: SLF001
 }

@@ -165,6 +165,11 @@ class UndrainRequested:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """The broker has answered at its own address: it may join."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChosen:
     """Use this placement policy from now on. It may know the load."""
@@ -189,5 +194,6 @@ Event = (
     | Requested
     | DrainRequested
     | UndrainRequested
+    | Reachable
     | PlacementChosen
 )

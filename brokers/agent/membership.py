@@ -51,6 +51,7 @@ class Membership:
         *,
         make_instance_id: Callable[[], str],
         predecessor_instance_ids: frozenset[str],
+        is_reachable: bool,
     ) -> None:
         self._core = core
         self._timing = core.timing
@@ -74,6 +75,7 @@ class Membership:
         self._renew_at_ms = NEVER_MS
         self._join_at_ms = NEVER_MS
         self._may_join = True
+        self._is_reachable = is_reachable
         self._asked_to_join_ms = -NEVER_MS
         self._accuse_at_ms = NEVER_MS
         self._strangers_renewals = 0
@@ -101,7 +103,7 @@ class Membership:
     def wake_at_ms(self) -> int:
         """When `tick` must be called next, in boot time."""
         renew_at_ms = NEVER_MS if self._core.leaving else self._renew_at_ms
-        join_at_ms = self._join_at_ms if self._may_join else NEVER_MS
+        join_at_ms = self._join_at_ms if self._may_join and self._is_reachable else NEVER_MS
         return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
@@ -299,7 +301,7 @@ class Membership:
         if core.stopped:
             return
         if core.incarnation is None:
-            if now_ms >= self._join_at_ms and self._may_join:
+            if now_ms >= self._join_at_ms and self._may_join and self._is_reachable:
                 self._join()
         else:
             if now_ms >= self._renew_at_ms and not core.leaving:
@@ -373,6 +375,10 @@ class Membership:
         return self._silent_since_ms(broker) + broker.joined.lease_ms + broker.joined.grace_ms
 
     # --- joining ---
+
+    def reachable(self) -> None:
+        """Join from now on: clients that are sent here arrive."""
+        self._is_reachable = True
 
     def _join(self) -> None:
         """Make an instance id and have it written before use. `instance_id_written` continues."""

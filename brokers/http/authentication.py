@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 from equipoise.brokers.http.answers import json_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identify
 from equipoise.brokers.http.connections import LIMITED, Connection
+from equipoise.brokers.runtime.worker import PROCESS
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
 from equipoise.brokers.security.identity import (
@@ -122,9 +123,12 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
 def _status_only(request: web.Request, answer: web.StreamResponse) -> web.Response:
     """Return an answer to a probe without what it says about the broker and its bundles."""
     good = "ready" if request.path == "/ready" else "ok"
-    return json_answer(
+    shown = json_answer(
         {"status": good if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status
     )
+    if PROCESS in answer.headers:
+        shown.headers[PROCESS] = answer.headers[PROCESS]
+    return shown
 
 
 def credentials_in(headers: Sequence[str], originals: Sequence[str] = ()) -> Credentials | None:

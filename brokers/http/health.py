@@ -15,7 +15,7 @@ from equipoise.brokers.errors import not_ready
 from equipoise.brokers.http.answers import json_answer, text_answer, typed
 from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.router import ChannelLoss
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.runtime.worker import PROCESS, Worker
 
 
 class Health:
@@ -39,9 +39,11 @@ class Health:
         503: it has ended, restart it.
         """
         self._worker.check()
-        return json_answer(
+        answer = json_answer(
             {"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()}
         )
+        answer.headers[PROCESS] = self._worker.process
+        return answer
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return whether clients may be sent here; 503, with the problems, if not."""

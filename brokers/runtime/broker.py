@@ -26,6 +26,7 @@ from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import bind_locally, bound, own_addresses, with_room
 from equipoise.brokers.runtime.loops.background import loops_of
+from equipoise.brokers.runtime.loops.own_address import call_own_address
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Lookups, Worker
@@ -65,6 +66,7 @@ class Broker:
         socket_path: Path | None = None,
         advertised_addresses: Mapping[str, str] | None = None,
         stopping: asyncio.Event | None = None,
+        joins_later: bool = False,
     ) -> None:
         """`services` maps patterns of namespaces to services.
 
@@ -74,7 +76,8 @@ class Broker:
 
         `listens`: whether to serve its ports. `socket_path`: a Unix socket at which to serve HTTP
         instead, for a program that forwards to it. `advertised_addresses`: where the program itself
-        serves clients.
+        serves clients. Nobody is called there before the context is entered; with `joins_later` the
+        broker is then no member yet.
         """
         self._config = config
         self._services = services
@@ -83,6 +86,7 @@ class Broker:
         self._advertised_addresses = dict(advertised_addresses or {})
         self._stopping = stopping or asyncio.Event()
         self._end = None if stopping is None else stopping.set
+        self._joins_later = joins_later
         self._parts = AsyncExitStack()
         self._app: web.Application | None = None
 
@@ -107,7 +111,14 @@ class Broker:
                 own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening)
                 | addresses
             )
-        worker = Worker(config, self._services, addresses=addresses, serves_peers=is_served)
+        checks_address = is_served and config.check_address
+        worker = Worker(
+            config,
+            self._services,
+            addresses=addresses,
+            serves_peers=is_served,
+            is_reachable=not checks_address or not (self._listens or self._joins_later),
+        )
         lookups = Lookups(worker)
         try:
             await Starting(
@@ -134,7 +145,10 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        for loop in loops_of(worker, listens=bool(listening)):
+        loops = [*loops_of(worker, listens=bool(listening))]
+        if checks_address:
+            loops.append(call_own_address(worker))
+        for loop in loops:
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
 

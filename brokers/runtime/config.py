@@ -25,8 +25,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import Value, value_of, with_values
-from equipoise.brokers.errors import InvalidConfig, InvalidSetting, UnknownSetting
+from equipoise.brokers.balancing.settings.setting_values import Value, problems_of, with_values
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.hosts import is_any_address, is_host, is_ipv6, is_loopback
 from equipoise.brokers.security.limits import Bounds
 from equipoise.brokers.security.tls import TlsFiles
@@ -155,6 +155,14 @@ class WorkerConfig(BaseModel):
         description=(
             "The host that clients use. Default: `host`. Required if `host` stands for all"
             " addresses."
+        ),
+    )
+    check_address: bool = Field(
+        default=True,
+        description=(
+            "Whether the broker joins only after it has answered at the address that it advertises."
+            " Until then it takes no bundles, and its log and `/ready` say why. Turn it off in a"
+            " network where a host cannot call itself at the address that others use."
         ),
     )
     http_hosts: Names = Field(
@@ -711,7 +719,7 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         )
     problems |= _problems_of_authentication(config)
     problems |= _problems_of_authorization(config)
-    problems |= _problems_of_balancing(config.balancing)
+    problems |= problems_of(config.balancing)
     problems |= config.tls_files.missing()
     paths = {
         "log_url": Path(config.log_url),
@@ -783,17 +791,3 @@ SECRET_VARIABLES: Final[Mapping[str, str]] = {
 """The environment variable of each setting whose value is never printed. Others on the machine can
 read the arguments of a command, but not its environment.
 """
-
-
-def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:
-    problems = {}
-    for setting, value in settings.items():
-        try:
-            value_of(setting, value)
-        except UnknownSetting as error:
-            problems[setting] = "there is no such setting" + (
-                f"; there is {error.nearest}" if error.nearest else ""
-            )
-        except InvalidSetting as error:
-            problems[setting] = f"it must be {error.expected}"
-    return problems

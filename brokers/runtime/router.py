@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -104,14 +104,18 @@ class Router:
         waiting: WaitingHost,
         step: Callable[[Wanted], None],
         log_is_readable: Callable[[], bool],
+        promised: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`ownerships` are the open bundles by name; `step` gives the agent an event."""
+        """`ownerships` are the open bundles by name; `step` gives the agent an event. `promised`
+        namespaces are about to be created.
+        """
         self._agent = agent
         self._ownerships = ownerships
         self._clock = clock
         self._waiting = waiting
         self._step = step
         self._log_is_readable = log_is_readable
+        self._promised = promised
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """Return this broker's ownership of `key`, or None if it does not own the key now."""
@@ -278,7 +282,14 @@ class Router:
                 raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
             if namespace in self._agent.view.namespaces:
                 continue
-            if not await self._waiting.up_to_date(timeout_ms=left_ms):
+            if namespace in self._promised():
+                await self._waiting.until(
+                    lambda view: namespace in view.namespaces or None,
+                    timeout_ms=left_ms,
+                    what=what,
+                    line=_line(purpose, namespace),
+                )
+            elif not await self._waiting.up_to_date(timeout_ms=left_ms):
                 await self._waiting.until(
                     is_worth_a_look, timeout_ms=left_ms, what=what, line=_line(purpose, namespace)
                 )

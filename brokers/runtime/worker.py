@@ -17,6 +17,7 @@ from equipoise.brokers.agent.events import (
     DrainRequested,
     Event,
     PlacementChosen,
+    Reachable,
     UndrainRequested,
 )
 from equipoise.brokers.balancing.placement import Placement
@@ -51,6 +52,9 @@ _logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PROCESS: Final = "X-Equipoise-Process"
+"""The header in which `/health` names the process that answers, so that it knows itself."""
+
 # Time for last records of a stop, after `drain_ms` and `close_ms`.
 _LAST_RECORDS_MS: Final = 2_000
 
@@ -77,14 +81,20 @@ class Worker:
         *,
         addresses: Mapping[str, str],
         serves_peers: bool = True,
+        is_reachable: bool = True,
     ) -> None:
         """`services`: by namespace pattern. `addresses`: for clients, by protocol. `serves_peers`:
-        other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can
+        other brokers can fetch state there. `is_reachable`: clients arrive there. Otherwise it
+        joins after a call of `reachable`. Raise `InvalidConfig` for addresses that no record can
         carry and for unusable certificates and keys, and `CallerError`.
         """
         self.config = config
         self.clock = SystemClock()
         self.broker_id = config.id
+        self.process = secrets.token_hex(16)
+        self.is_reachable = is_reachable
+        # Namespaces that this program creates. Nobody is told that they do not exist.
+        self.promised: frozenset[str] = frozenset()
         self.metrics = Metrics(broker=self.broker_id)
         self.access = Access(
             config,
@@ -162,6 +172,7 @@ class Worker:
                     make_instance_id=lambda: secrets.token_hex(16),
                     predecessor_instance_ids=self._local_state.instance_ids,
                     settings=self.config.base_settings,
+                    is_reachable=self.is_reachable,
                 )
                 self._recorders = Recorders(self.config, clock=self.clock, log=log.identity)
             except BaseException:
@@ -177,6 +188,7 @@ class Worker:
             waiting=self,
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
+            promised=lambda: self.promised,
         )
         self._local_state.begin()
         parts = Parts(
@@ -206,12 +218,19 @@ class Worker:
         """Wait until it has read to the log's end at its start, and its own `joined`. Raise the
         error that ends it earlier.
         """
+        what = f"broker {self.broker_id} becoming ready"
+        await self._begun(lambda: self.agent.is_ready, what, timeout_ms)
+
+    async def caught_up(self, *, timeout_ms: int) -> None:
+        """Wait until it has read to the log's end at its start. Raise the error that ends it
+        earlier.
+        """
+        what = f"broker {self.broker_id} reading the log"
+        await self._begun(lambda: self._loop.has_caught_up, what, timeout_ms)
+
+    async def _begun(self, has_begun: Callable[[], bool], what: str, timeout_ms: int) -> None:
         try:
-            await self.until(
-                lambda _: self.agent.is_ready or None,
-                timeout_ms=timeout_ms,
-                what=f"broker {self.broker_id} becoming ready",
-            )
+            await self.until(lambda _: has_begun() or None, timeout_ms=timeout_ms, what=what)
         except WorkerEnded:
             await self.finished()
             raise
@@ -302,6 +321,11 @@ class Worker:
             await stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
         except DeadlineExceeded as error:
             _logger.warning("%s: %s", otherwise, error, extra={"broker": self.broker_id})
+
+    def reachable(self) -> None:
+        """Let it join."""
+        self.is_reachable = True
+        self._step(Reachable())
 
     def drain(self, *, requested_by: str | None = None) -> None:
         """Take no new bundles and move all away, without leaving. `requested_by` is as in

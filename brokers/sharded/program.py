@@ -4,25 +4,29 @@ into a web program.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack
 
 from yarl import URL
 
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
-from equipoise.brokers.runtime.embedding.embedded import Worker
+from equipoise.brokers.runtime.embedding.embedded import READY_MS_MAX, Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.sharded.keyed import Keyed
 from equipoise.brokers.sharded.settings import Settings
 from equipoise.brokers.sharded.tasks import Tasks
-from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.errors import CallerError, EquipoiseError
 
 _logger: Final = logging.getLogger(__name__)
 
 PREFIX: Final = "/equipoise"
+
+_CREATE_AGAIN_S: Final = 1.0
 
 
 class _Program(Protocol):
@@ -85,6 +89,7 @@ class Equipoise(Worker):
             registered |= each
         self._sharded = [each for each in services if isinstance(each, Keyed | Tasks)]
         self._address = address
+        self._creating: asyncio.Task[None] | None = None
         if address is not None:
             _check_address(address)
         given: dict[str, Any] = {**settings, "cluster": cluster}
@@ -103,13 +108,42 @@ class Equipoise(Worker):
         over. Also raises the errors of `create_namespace`.
         """
         await super().__aenter__()
+        self._started.promised = frozenset(each.namespace for each in self._sharded)
+        if not self._started.is_reachable:
+            self._creating = asyncio.create_task(self._create_later())
+            return self
         try:
-            for each in self._sharded:
-                await self.create_namespace(each.namespace, bundles=each.shards)
+            await self._create()
         except BaseException as error:
             await super().__aexit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._creating is not None:
+            self._creating.cancel()
+        await super().__aexit__(kind, error, trace)
+
+    async def _create(self) -> None:
+        for each in self._sharded:
+            await self.create_namespace(each.namespace, bundles=each.shards)
+
+    async def _create_later(self) -> None:
+        """Create the namespaces once the server listens, and the broker is a member."""
+        while self._started.ended is None:
+            try:
+                await self._started.ready(timeout_ms=READY_MS_MAX)
+                await self._create()
+            except EquipoiseError as error:
+                _logger.warning("namespaces not created yet: %s", error)
+                await asyncio.sleep(_CREATE_AGAIN_S)
+            else:
+                return
 
     def install(self, app: _Program) -> None:
         """Make a FastAPI or Starlette program a member, in one line.
@@ -142,6 +176,7 @@ class Equipoise(Worker):
                 "this program cannot be installed: other programs must know its address; give"
                 " Equipoise address='http://HOST:PORT'"
             )
+        self._joins_later = True
         return self.asgi(PREFIX)
 
     def _around(self, app: AsgiApp, *, http: AsgiApp) -> Installed:

@@ -16,6 +16,7 @@ class Settings(TypedDict, total=False):
     http_port: int
     insecure: bool
     advertised_host: str | None
+    check_address: bool
     http_hosts: Sequence[str]
     http_connections_max: int
     http_idle_ms: int

@@ -351,6 +351,21 @@ def with_value(settings: BalancingSettings, name: str, given: Value) -> Balancin
     return settings.with_group(group, **{field: value})
 
 
+def problems_of(settings: Mapping[str, Value]) -> Mapping[str, str]:
+    """Return the problems of settings, by name."""
+    problems = {}
+    for setting, value in settings.items():
+        try:
+            value_of(setting, value)
+        except UnknownSetting as error:
+            problems[setting] = "there is no such setting" + (
+                f"; there is {error.nearest}" if error.nearest else ""
+            )
+        except InvalidSetting as error:
+            problems[setting] = f"it must be {error.expected}"
+    return problems
+
+
 def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> BalancingSettings:
     """Return `settings` with several values changed. Raises as `with_value` does."""
     for name, value in given.items():

@@ -110,6 +110,8 @@ class Worker:
         self._config = WorkerConfig.model_validate(given)
         self._mounted: MountedHttp | None = None
         self._mounted_at: str | None = None
+        # Whether the server of the program listens only after the context is entered.
+        self._joins_later = False
         self._parts = AsyncExitStack()
         self._host: Host | None = None
         self._broker: Broker | None = None
@@ -275,9 +277,13 @@ class Worker:
                 listens=self._listens,
                 socket_path=socket_path,
                 advertised_addresses=self._advertised_addresses,
+                joins_later=self._joins_later,
             )
             self._host = await parts.enter_async_context(self._broker)
-            await self._host.ready(timeout_ms=READY_MS_MAX)
+            if self._joins_later and not self._host.is_reachable:
+                await self._host.caught_up(timeout_ms=READY_MS_MAX)
+            else:
+                await self._host.ready(timeout_ms=READY_MS_MAX)
             self._parts = parts.pop_all()
         return self
 
@@ -385,6 +391,8 @@ class Worker:
     def _has_drained(self, view: View) -> bool | None:
         """Return whether all bundles have moved; None while that may still change."""
         agent = self._started.agent
+        if not self._started.is_reachable:
+            return True  # It never joined.
         if agent.incarnation is None or not agent.drains:
             return None  # Also between two incarnations: the next one drains, too.
         if not view.held_count(agent.incarnation):

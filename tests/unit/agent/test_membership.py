@@ -10,8 +10,10 @@ from equipoise.brokers.agent.effects import Append, Effect, ForgetInstanceIds, S
 from equipoise.brokers.agent.events import (
     AppendFailed,
     DrainRequested,
+    Event,
     InstanceIdWritten,
     Instant,
+    Reachable,
     Read,
     Tick,
 )
@@ -21,7 +23,7 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import BrokerRecord, Joined
+from equipoise.channel.core.records import BrokerRecord, Genesis, Joined
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
@@ -31,7 +33,11 @@ class Lone:
     """One agent on a log of its own. `land` puts its appends on the log."""
 
     def __init__(
-        self, *, timing: Timing | None = None, instance_ids: frozenset[str] = frozenset()
+        self,
+        *,
+        timing: Timing | None = None,
+        instance_ids: frozenset[str] = frozenset(),
+        is_reachable: bool = True,
     ) -> None:
         self.now_ms = 10_000
         self.made = 0
@@ -45,13 +51,14 @@ class Lone:
             profile=Profile(),
             make_instance_id=self._make_instance_id,
             predecessor_instance_ids=instance_ids,
+            is_reachable=is_reachable,
         )
 
     def _make_instance_id(self) -> str:
         self.made += 1
         return f"instance_id {self.made}"
 
-    def step(self, event: Read | Tick | InstanceIdWritten | AppendFailed) -> list[Effect]:
+    def step(self, event: Event) -> list[Effect]:
         return self.agent.step(event, Instant(self.now_ms, self.now_ms))
 
     def land(self, *effects: Effect) -> list[Effect]:
@@ -124,6 +131,16 @@ def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
     lone.land(*sent)
     assert lone.agent.is_ready
     assert [] == records(lone.step(InstanceIdWritten(instance_id=second)))
+
+
+def test_a_broker_joins_only_once_it_is_reachable() -> None:
+    """Nor does it begin the log."""
+    lone = Lone(is_reachable=False)
+    assert [] == lone.land()
+    lone.now_ms += 60_000
+    assert [] == lone.step(Tick())
+    assert NEVER_MS == lone.agent.wake_at_ms
+    assert [Genesis] == [type(record) for record in records(lone.step(Reachable()))]
 
 
 def test_an_unknown_instance_id_is_not_sent() -> None:

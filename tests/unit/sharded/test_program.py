@@ -41,6 +41,7 @@ def pages() -> Keyed[Page]:
 
 
 def program(*services: Any, **settings: Any) -> Equipoise:  # noqa: ANN401
+    settings = {"check_address": False, **settings}  # The tests have no server.
     return Equipoise(f"memory:{uuid.uuid4()}", *services, cluster="test", **settings)
 
 
