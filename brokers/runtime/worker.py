@@ -231,6 +231,7 @@ class Worker:
     async def _begun(self, has_begun: Callable[[], bool], what: str, timeout_ms: int) -> None:
         try:
             await self.until(lambda _: has_begun() or None, timeout_ms=timeout_ms, what=what)
+            self.check()
         except WorkerEnded:
             await self.finished()
             raise

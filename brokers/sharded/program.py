@@ -103,6 +103,9 @@ class Equipoise(Worker):
         """Start, wait until the broker is a member, for 60 s at most, and create the namespaces of
         `Keyed` and `Tasks` unless they exist.
 
+        An installed program waits only until the broker has read the log: it joins once it answers
+        at its `address`, which its server opens afterwards.
+
         Raises `CallerError` if the log URL or a service cannot be used, `OperatorError` if the log,
         the data directory or the port cannot, and `PeerError` if the log is away, or the time is
         over. Also raises the errors of `create_namespace`.
@@ -148,7 +151,8 @@ class Equipoise(Worker):
     def install(self, app: _Program) -> None:
         """Make a FastAPI or Starlette program a member, in one line.
 
-        * The broker starts after the program and ends before it. Its log lines are shown.
+        * The broker starts after the program and ends before it. Its log lines are shown. It is a
+          member once it answers at its address.
         * Calls of endpoints with `Keyed.route` are redirected to the program that owns the key
           (307). They wait while no program does. 503: they were not served.
         * Below `/equipoise` there are health, metrics, administration and state for other programs.

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from equipoise import Equipoise, Keyed
 from equipoise.brokers.runtime.loops import own_address
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.system.free_ports import free_ports
 from tests.unit.security.signing import SETTINGS
 from tests.unit.sharded.test_program import running
@@ -125,6 +126,18 @@ async def test_a_program_with_authentication_knows_itself() -> None:
         async with httpx.AsyncClient() as client:
             health = await client.get(f"http://127.0.0.1:{port}/equipoise/health")
         assert {"status": "ok"} == health.json()
+
+
+async def test_the_start_of_a_program_refuses_the_log_of_another_cluster() -> None:
+    log, port = f"memory:{uuid.uuid4()}", free_ports(1)[0]
+    pages, app = program(log, f"http://127.0.0.1:{port}")
+    async with listening(app, port):
+        await until(lambda: has(pages, bundles=4))
+        other = FastAPI()
+        Equipoise(log, cluster="crawler", address="http://127.0.0.1:9").install(other)
+        with pytest.raises(OperatorError, match="belongs to cluster 'test', not 'crawler'"):
+            async with running(other):
+                pass
 
 
 async def test_a_program_joins_unasked_if_the_setting_says_so() -> None:
