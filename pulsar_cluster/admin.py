@@ -19,8 +19,15 @@ from urllib.parse import parse_qs, quote, urlencode, urljoin, urlsplit
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.core.ranges import parse_bundle
-from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
-from equipoise.pulsar_cluster.http_exchange import Exchange, NotSent, Reply, Request, exchange_by
+from equipoise.pulsar_cluster.credentials import (
+    NOBODY,
+    Credentials,
+    Exchange,
+    NotSent,
+    Reply,
+    Request,
+    exchange_by,
+)
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.shedder.loads import BundleTraffic, Traffic
 

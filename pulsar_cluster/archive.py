@@ -24,8 +24,12 @@ from urllib.parse import quote
 import orjson
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.channel.core.ranges import BundleName
+from equipoise.channel.inspect.story import overlaps
 from equipoise.pulsar_cluster.reading import Read
-from equipoise.pulsar_cluster.records import Message, message_of
+from equipoise.pulsar_cluster.records import Message, Report, message_of
+from equipoise.pulsar_cluster.table import Table
+from equipoise.pulsar_cluster.verify import Known
 
 _APPLICATION_ID: Final = 0x45515043  # "EQPC"
 _FORMAT: Final = 1
@@ -51,17 +55,6 @@ _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.5
 
 
-class Report(NamedTuple):
-    """A load report as it was received at `at_ms` (Unix time). `topic` is that of the channel's
-    namespace; None is a tombstone.
-    """
-
-    at_ms: int
-    topic: str
-    broker: str
-    value: bytes | None
-
-
 class Members(NamedTuple):
     """The brokers of the cluster and their leader from `at_ms` (Unix time) on."""
 
@@ -76,13 +69,18 @@ class Archive:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         """Use `open_archive`."""
         self.path = path
+        self.name = str(path)
         self._connection = connection
+        self._read_to = -1
         self.service_url: str
         self.position: bytes | None
+        self.end: int
         self.service_url, self.position = connection.execute(
             "SELECT service_url, position FROM archive"
         ).fetchone()
-        self.end = self._last()
+        (self.end,) = connection.execute(
+            "SELECT coalesce(max(offset), -1) FROM messages"
+        ).fetchone()
         """The offset of the last message, -1 without messages."""
 
     def append(self, reads: Sequence[Read]) -> None:
@@ -143,24 +141,25 @@ class Archive:
             f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset",  # noqa: S608
             (after,),
         ):
+            self._read_to = row[0]
             yield message_of(row[:6], begins_anew=bool(row[6]))
 
-    def news(self, *, after: int) -> Iterator[Message]:
-        """Yield the messages behind an offset as a recording adds them, without end."""
+    def news(self) -> Iterator[Message]:
+        """Yield the messages after those that `messages` yielded, as a recording adds them, without
+        end.
+        """
         while True:
-            for message in self.messages(after=after):
-                after = message.offset
-                yield message
+            yield from self.messages(after=self._read_to)
             time.sleep(_POLL_S)
 
-    def bundles(self, namespace: str) -> list[str]:
-        """Return the bundles of a namespace that ever had a message."""
-        # "0" is the character after "/".
-        low, high = f"{namespace}/", f"{namespace}0"
-        rows = self._connection.execute(
-            "SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high)
-        )
-        return [name for (name,) in rows]
+    def known(self, table: Table) -> Known:
+        """Return who the brokers are, if that was recorded. An archive has no boundaries."""
+        del table
+        members = self.members()
+        return Known() if members is None else Known(members.brokers)
+
+    def confirm(self, table: Table) -> None:
+        """Nobody can contradict the past."""
 
     def beginnings(self) -> list[tuple[int, int]]:
         """Return the offset and the time of each message before which messages are lost."""
@@ -168,19 +167,24 @@ class Archive:
             "SELECT offset, published_ms FROM messages WHERE begins_anew ORDER BY offset"
         ).fetchall()
 
-    def messages_of(self, bundles: Sequence[str]) -> Iterator[Message]:
-        """Yield the messages of some bundles in order.
+    def messages_of(self, bundle: BundleName) -> Iterator[Message]:
+        """Yield the messages of the bundles that share points with `bundle`, in order.
 
         A bundle that is not among the messages after a loss is gone. It gets a tombstone at the
         offset where they begin.
         """
+        # "0" is the character after "/".
+        low, high = f"{bundle.namespace}/", f"{bundle.namespace}0"
+        named = self._connection.execute(
+            "SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high)
+        ).fetchall()
         rows = []
-        for bundle in bundles:
-            # Constants.
-            rows += self._connection.execute(
-                f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?",  # noqa: S608
-                (bundle,),
-            ).fetchall()
+        for (name,) in named:
+            if overlaps(name, bundle):
+                rows += self._connection.execute(
+                    f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?",  # noqa: S608 - constants
+                    (name,),
+                ).fetchall()
         rows.sort()
         beginnings = self.beginnings()
         for offset, at_ms in beginnings:
@@ -195,8 +199,10 @@ class Archive:
                 del beginnings[0]
             yield message_of(row[:6], begins_anew=begins_anew)
 
-    def last_report_ms(self) -> int:
-        """Return the time of the last load report, 0 without any."""
+    def now_ms(self) -> int:
+        """Return the Unix time up to which the cluster is known: that of the last load report, 0
+        without any.
+        """
         row = self._connection.execute(
             "SELECT at_ms FROM reports ORDER BY id DESC LIMIT 1"
         ).fetchone()
@@ -213,12 +219,6 @@ class Archive:
         """Return the id of the newest load report, 0 without reports."""
         (number,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM reports").fetchone()
         return int(number)
-
-    def _last(self) -> int:
-        (offset,) = self._connection.execute(
-            "SELECT coalesce(max(offset), -1) FROM messages"
-        ).fetchone()
-        return int(offset)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

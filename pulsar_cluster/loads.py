@@ -1,7 +1,7 @@
 """Parse Pulsar's load reports, and estimate the load of each bundle from them.
 
-Each broker reports its total load on `BROKER_LOAD_TOPIC`, and its busiest bundles on
-`TOP_BUNDLES_TOPIC`. The key of a message is the broker. What a report leaves out:
+Each broker reports its total load on the topic `BROKER_LOADS`, and its busiest bundles on
+`TOP_BUNDLES`. The key of a message is the broker. What a report leaves out:
 
 * It names at most `loadBalancerMaxNumberOfBundlesInBundleLoadReport` bundles (default 10). If it is
   full, each other bundle of the broker weighs an equal part of the rest of the broker's load.
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from equipoise.channel.core.errors import PeerError
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
+from equipoise.pulsar_cluster.records import BROKER_LOADS, TOP_BUNDLES, Report
 from equipoise.pulsar_cluster.table import is_of_system
 from equipoise.shedder.loads import (
     RATES,
@@ -44,17 +44,6 @@ BUNDLES_MAX: Final = 10
 _RATE_FIELDS: Final = ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
 _NOT_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 """How Pulsar's JSON writes numbers that JSON does not have: as texts."""
-
-
-class LoadMessage(NamedTuple):
-    """One message of a load topic. `value` is None if the broker emptied its report. `published_ms`
-    is Unix time.
-    """
-
-    topic: str
-    broker: str
-    published_ms: int
-    value: bytes | None
 
 
 class _Named(NamedTuple):
@@ -82,28 +71,28 @@ class LoadReports:
         self._faulty: dict[str, frozenset[str]] = {}
         self._lengths: dict[str, int] = {}
 
-    def take(self, message: LoadMessage) -> None:
-        """Take the next message of either topic. An unusable one removes the broker's former
+    def take(self, report: Report) -> None:
+        """Take the next report of either topic. An unusable one removes the broker's former
         report, and is named in `problems`.
         """
-        broker = message.broker
-        if message.topic == BROKER_LOAD_TOPIC:
+        broker = report.broker
+        if report.topic == BROKER_LOADS:
             self.loads.pop(broker, None)
             self.problems.pop(broker, None)
-            if message.value is not None:
+            if report.value is not None:
                 try:
-                    self.loads[broker] = _broker_load(broker, message.value, message.published_ms)
+                    self.loads[broker] = _broker_load(broker, report.value, report.at_ms)
                 except PeerError as error:
                     self.problems[broker] = (
                         f"its load report is not plausible and does not count: {error}"
                     )
-        elif message.topic == TOP_BUNDLES_TOPIC:
+        elif report.topic == TOP_BUNDLES:
             self.top.pop(broker, None)
             self._lengths.pop(broker, None)
             for bundle in self._faulty.pop(broker, frozenset()):
                 self.problems.pop(bundle, None)
-            if message.value is not None:
-                self.top[broker] = self._top_bundles(message, message.value)
+            if report.value is not None:
+                self.top[broker] = self._top_bundles(report, report.value)
 
     def measure(self, broker: str, bundles: Collection[BundleTraffic], at_ms: int) -> None:
         """Take the measured loads of all bundles of a broker in place of the report that it has not
@@ -123,29 +112,29 @@ class LoadReports:
                 topics=topics,
             )
 
-    def _top_bundles(self, message: LoadMessage, value: bytes) -> tuple[_Named, ...]:
+    def _top_bundles(self, report: Report, value: bytes) -> tuple[_Named, ...]:
         """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
         found, faulty = [], set[str]()
         try:
             entries = _entries(value)
         except PeerError as error:
-            self.problems[message.broker] = f"its report of bundles cannot be read: {error}"
+            self.problems[report.broker] = f"its report of bundles cannot be read: {error}"
             return ()
         for entry in entries:
             try:
                 traffic = _bundle_traffic(entry)
             except PeerError as error:
                 name = entry.get("bundleName") if isinstance(entry, Mapping) else None
-                self.problems[str(name or message.broker)] = (
-                    f"its load, as {message.broker} reported it, does not count: {error}"
+                self.problems[str(name or report.broker)] = (
+                    f"its load, as {report.broker} reported it, does not count: {error}"
                 )
-                faulty.add(str(name or message.broker))
+                faulty.add(str(name or report.broker))
                 continue
             self.problems.pop(traffic.bundle, None)
-            named = _Named(message.broker, message.published_ms, traffic)
+            named = _Named(report.broker, report.at_ms, traffic)
             self.named[traffic.bundle] = named
             found.append(named)
-        self._faulty[message.broker], self._lengths[message.broker] = (
+        self._faulty[report.broker], self._lengths[report.broker] = (
             frozenset(faulty),
             len(entries),
         )

@@ -244,12 +244,10 @@ class Moving:
                 or f"{bundle} was written again"
             )
         elif step.status is Status.MOVED:
-            where = (
-                "has no record any more"
-                if record is None
-                else f"is {record.state} at {record.destination or record.source}"
+            self.stop(
+                f"somebody else moves bundles: {bundle}, which this plan had moved,"
+                f" {_where(record)}"
             )
-            self.stop(f"somebody else moves bundles: {bundle}, which this plan had moved, {where}")
 
     def answered(self, bundle: str, problem: str | None, *, in_doubt: bool, now_ms: int) -> None:
         """Take the answer to a request into account. A request `in_doubt` may still be carried out,
@@ -293,17 +291,13 @@ class Moving:
         for bundle, step in self._steps.items():
             if step.status is Status.REQUESTED and now_ms - step.requested_ms >= self._timeout_ms:
                 message = bundles.get(bundle)
-                record = None if message is None else message.record
-                where = (
-                    "it has no record"
-                    if record is None
-                    else f"it is {record.state} at {record.destination or record.source}"
-                )
+                where = _where(None if message is None else message.record)
                 limit = format_duration(self._timeout_ms)
                 self._decide(
                     step,
                     Status.FAILED,
-                    f"{bundle} did not arrive at {step.move.destination} within {limit}: {where}",
+                    f"{bundle} did not arrive at {step.move.destination} within {limit}: it"
+                    f" {where}",
                     now_ms,
                 )
                 self.stop(f"the move of {bundle} took more than {limit}")
@@ -333,11 +327,7 @@ class Moving:
                 return
             if record.state in {RELEASING, ASSIGNING}:
                 return
-        where = (
-            "has no record any more"
-            if record is None
-            else f"is {record.state} at {record.destination or record.source}"
-        )
+        where = _where(record)
         self._decide(
             step,
             Status.FAILED,
@@ -377,3 +367,9 @@ def _other_mover(bundle: str, record: StateRecord) -> str:
         f"somebody else moves bundles: {bundle} leaves {record.source} for"
         f" {record.destination or 'no broker yet'}"
     )
+
+
+def _where(record: StateRecord | None) -> str:
+    if record is None:
+        return "has no record any more"
+    return f"is {record.state} at {record.destination or record.source}"

@@ -22,9 +22,10 @@ from equipoise.channel.core.errors import (
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
 from equipoise.pulsar_cluster.records import (
-    BROKER_LOAD_TOPIC,
+    BROKER_LOADS,
     CHANNEL_TOPIC,
-    TOP_BUNDLES_TOPIC,
+    SYSTEM_NAMESPACE,
+    TOP_BUNDLES,
     Message,
     message_of,
 )
@@ -221,7 +222,7 @@ class TopicReader:
         """
         import pulsar
 
-        self.topic = topic
+        self.topic, self.name = topic, topic.rpartition("/")[2]
         self._pulsar = pulsar
         start = pulsar.MessageId.latest if newest else pulsar.MessageId.earliest
         with self._explained():
@@ -364,10 +365,11 @@ def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:
     """Return readers of the load reports of brokers and of their busiest bundles, from now on. Both
     topics keep nothing.
     """
-    return (
-        TopicReader(client, BROKER_LOAD_TOPIC, after=None, newest=True),
-        TopicReader(client, TOP_BUNDLES_TOPIC, after=None, newest=True),
+    loads, bundles = (
+        TopicReader(client, f"non-persistent://{SYSTEM_NAMESPACE}/{name}", after=None, newest=True)
+        for name in (BROKER_LOADS, TOP_BUNDLES)
     )
+    return loads, bundles
 
 
 def _explained(topic: str, error: Exception) -> OperatorError | PeerError:

@@ -14,9 +14,10 @@ import orjson
 from equipoise.channel.core.errors import CallerError
 
 CHANNEL_TOPIC: Final = "persistent://pulsar/system/loadbalancer-service-unit-state"
-BROKER_LOAD_TOPIC: Final = "non-persistent://pulsar/system/loadbalancer-broker-load-data"
-TOP_BUNDLES_TOPIC: Final = "non-persistent://pulsar/system/loadbalancer-top-bundles-load-data"
 SYSTEM_NAMESPACE: Final = "pulsar/system"
+BROKER_LOADS: Final = "loadbalancer-broker-load-data"
+TOP_BUNDLES: Final = "loadbalancer-top-bundles-load-data"
+"""The names of the load topics, which are not persistent, in that namespace."""
 
 INIT: Final = "Init"
 FREE: Final = "Free"
@@ -80,6 +81,18 @@ class Message(NamedTuple):
     def is_tombstone(self) -> bool:
         """Whether the message removes the bundle's record."""
         return self.record is None and not self.problem
+
+
+class Report(NamedTuple):
+    """A load report. `topic` is the name of its topic, `BROKER_LOADS` or `TOP_BUNDLES`, and `value`
+    None if the broker emptied its report. `at_ms` (Unix time) is when it was published, or in an
+    archive when it was received.
+    """
+
+    at_ms: int
+    topic: str
+    broker: str
+    value: bytes | None
 
 
 def message_of(

@@ -9,7 +9,6 @@ from typing import Final
 
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.inspect.story import one_line, overlaps
-from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import (
     ASSIGNING,
     DELETED,
@@ -21,7 +20,7 @@ from equipoise.pulsar_cluster.records import (
     Message,
     StateRecord,
 )
-from equipoise.pulsar_cluster.table import StateChange, Table, server_of
+from equipoise.pulsar_cluster.table import Rejection, StateChange, Table, server_of
 
 _VERB_CHARACTERS: Final = len("splitting")
 _MEANINGS: Final[Mapping[Rejection, str]] = {
@@ -152,7 +151,7 @@ def _action(change: StateChange) -> tuple[str, str, list[str]]:
     verb, detail = _verb(record)
     more = [f"children: {', '.join(record.children)}"] if record.children else []
     if record.force:
-        more.append(_forced(change.before, record))
+        more.append(_forced(change.held, record))
     return verb, detail, more
 
 
@@ -176,7 +175,7 @@ def _verb(record: StateRecord) -> tuple[str, str]:
     return record.state.lower(), state_of(record)
 
 
-def _forced(before: Message | None, record: StateRecord) -> str:
+def _forced(held: StateRecord | None, record: StateRecord) -> str:
     """Return why a record may break the rules: only a broker that shuts down, and a leader that
     cleans up, write such records.
     """
@@ -186,7 +185,6 @@ def _forced(before: Message | None, record: StateRecord) -> str:
             if record.destination is None
             else f"forced: {record.source} shuts down"
         )
-    held = None if before is None else before.record
     if held is not None and held.force and held.state == RELEASING:
         return "forced, as the step before"
     gone = server_of(held) or (None if held is None else held.destination)
@@ -196,13 +194,12 @@ def _forced(before: Message | None, record: StateRecord) -> str:
 
 
 def _meaning(change: StateChange, rejection: Rejection) -> str:
-    message, before = change.message, change.before
-    held, record = None if before is None else before.record, message.record
+    held, record = change.held, change.message.record
     return _MEANINGS[rejection].format(
         version="no" if held is None else held.version,
-        offset=-1 if before is None else before.offset,
+        offset=-1 if change.before is None else change.before.offset,
         before=INIT if held is None else held.state,
         after="" if record is None else record.state,
         standing=state_of(held),
-        problem=message.problem,
+        problem=change.message.problem,
     )

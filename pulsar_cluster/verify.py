@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from equipoise.channel.core.ranges import BundleName, namespace_in, parse_bundle
-from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import (
     ASSIGNING,
     DELETED,
@@ -30,7 +29,7 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
 )
 from equipoise.pulsar_cluster.story import Writers, state_of
-from equipoise.pulsar_cluster.table import StateChange, overlapping_pairs, server_of
+from equipoise.pulsar_cluster.table import Rejection, StateChange, overlapping_pairs, server_of
 
 FINDINGS_MAX: Final = 1_000
 """Findings kept. More are only counted."""
@@ -332,12 +331,11 @@ class Audit:
         """Return whether a broker takes a bundle that was assigned to it after the offset
         `since`.
         """
-        before = change.before
-        held = None if before is None else before.record
-        is_later = before is not None and before.offset > since
+        before, held = change.before, change.held
         return (
             change.rejection is None
-            and is_later
+            and before is not None
+            and before.offset > since
             and held is not None
             and held.state == ASSIGNING
             and held.destination == taker
@@ -345,11 +343,10 @@ class Audit:
 
     def _see_rejected(self, change: StateChange, rejection: Rejection) -> None:
         self._rejected[rejection] += 1
-        message, before = change.message, change.before
+        message, held, record = change.message, change.held, change.message.record
         if rejection is Rejection.UNREADABLE:
             self._find(Kind.UNREADABLE, message, message.problem)
             return
-        held, record = None if before is None else before.record, message.record
         if held is None or record is None:
             return
         if rejection is not Rejection.OLD_VERSION:
@@ -377,7 +374,7 @@ class Audit:
             return
         if record.state not in STATES:
             self._find(Kind.UNKNOWN_STATE, message, f"the state {record.state} is unknown")
-        held = None if change.before is None else change.before.record
+        held = change.held
         server, now = server_of(held), server_of(record)
         child = next(
             (child for child in self._split.get(message.bundle, ()) if self._is_served(child)), None
@@ -448,8 +445,7 @@ class Audit:
         return name in self._bundles and server_of(self._bundles[name].message.record) is not None
 
     def _measure(self, change: StateChange) -> None:
-        message, record = change.message, change.message.record
-        held = None if change.before is None else change.before.record
+        message, record, held = change.message, change.message.record, change.held
         bundle = self._bundles.get(message.bundle)
         if bundle is None:
             bundle = self._bundles[message.bundle] = _Bundle(message)

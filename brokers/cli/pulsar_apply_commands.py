@@ -21,7 +21,7 @@ from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.brokers.cli.pulsar_plan_commands import live_on, now_ms
 from equipoise.brokers.errors import counted
 from equipoise.channel.system.stop_signals import first_stop_signal
-from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file, entries_in
+from equipoise.pulsar_cluster.applying import AuditFile, audit_file, entries_in
 from equipoise.pulsar_cluster.moving import MoveOutcome, Status
 from equipoise.pulsar_cluster.planning import command_of
 from equipoise.pulsar_cluster.saved_plans import (
@@ -36,7 +36,7 @@ from equipoise.pulsar_cluster.sources import admin_of
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
-    from equipoise.pulsar_cluster.gathering import LiveCluster
+    from equipoise.pulsar_cluster.sources import LiveCluster
 
 _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64

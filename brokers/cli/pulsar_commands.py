@@ -40,7 +40,6 @@ from equipoise.channel.core.ranges import (
     topic_hash,
 )
 from equipoise.channel.system.stop_signals import hear_interrupts
-from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.sources import History, opened
 from equipoise.pulsar_cluster.story import Writers, as_document, describe, standing, story_of
@@ -48,6 +47,7 @@ from equipoise.pulsar_cluster.table import (
     BROKER_COLUMNS,
     BUNDLE_COLUMNS,
     NAMESPACE_COLUMNS,
+    Rejection,
     StateChange,
     Table,
     broker_rows,

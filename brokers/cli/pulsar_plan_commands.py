@@ -41,7 +41,7 @@ from equipoise.pulsar_cluster.sources import admin_of
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
-    from equipoise.pulsar_cluster.gathering import LiveCluster
+    from equipoise.pulsar_cluster.sources import LiveCluster
     from equipoise.pulsar_cluster.table import Table
 
 _HOUR_MS: Final = 3_600_000
@@ -115,7 +115,7 @@ def _gathered(
     cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_measure: bool
 ) -> tuple[PlannedFor, list[str], int]:
     """Return what to plan from, what is not known, and as of when to plan: Unix time."""
-    from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
+    from equipoise.pulsar_cluster.sources import archived, cluster_in, cluster_of
 
     source = cluster.address.service_url
     if is_url(source):
@@ -212,7 +212,7 @@ def now_ms() -> int:
 
 def live_on(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCluster]:
     """Open a running cluster, in the time that the command has."""
-    from equipoise.pulsar_cluster.gathering import live_cluster
+    from equipoise.pulsar_cluster.sources import live_cluster
 
     return live_cluster(cluster.address, admin, cluster.deadline())
 

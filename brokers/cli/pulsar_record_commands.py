@@ -112,8 +112,8 @@ def trace(
         from equipoise.lab.traces import Recording
     except ImportError as error:
         raise missing_extra(what="a load trace", extra="lab") from error
-    from equipoise.pulsar_cluster.gathering import replayed
     from equipoise.pulsar_cluster.planning import snapshot_of
+    from equipoise.pulsar_cluster.sources import replayed
 
     check_suffix(output)
     age_ms_max, recording = max(REPORT_AGE_MS, round(2_000 * every)), Recording(step_s=every)

@@ -13,22 +13,21 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import (
     ASSIGNING,
-    BROKER_LOAD_TOPIC,
+    BROKER_LOADS,
     DELETED,
     FREE,
     INIT,
     OWNED,
     RELEASING,
     SPLITTING,
-    TOP_BUNDLES_TOPIC,
+    TOP_BUNDLES,
     Message,
     StateRecord,
     message_of,
 )
-from equipoise.pulsar_cluster.table import StateChange, server_of
+from equipoise.pulsar_cluster.table import Rejection, StateChange, server_of
 from equipoise.pulsar_cluster.table import Table as Bundles
 from equipoise.spark_jobs.rules import pulsar as rules
 from equipoise.spark_jobs.rules.facts import subject
@@ -45,9 +44,6 @@ _PHASES: Final[Mapping[str, str]] = {
     ASSIGNING: "assigning",
     RELEASING: "transferring",
 }
-_BROKER_LOAD, _TOP_BUNDLES = (
-    topic.rpartition("/")[2] for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)
-)
 _USES: Final = {
     "cpu": "cpu",
     "memory": "memory",
@@ -339,9 +335,9 @@ def load_rows(
     """
     try:
         raw = orjson.loads(value or b"{}")
-        if topic == _BROKER_LOAD and raw:
+        if topic == BROKER_LOADS and raw:
             table, found = Table.BROKER_LOAD, [_of_broker(raw)]
-        elif topic == _TOP_BUNDLES:
+        elif topic == TOP_BUNDLES:
             table, found = (
                 Table.BUNDLE_LOAD,
                 [_of_bundle(each) for each in raw.get("topBundlesLoadData") or ()],

@@ -47,7 +47,6 @@ PURE = (
     "equipoise.lab.running",
     "equipoise.lab.search",
     "equipoise.lab.traces",
-    "equipoise.pulsar_cluster.conflicts",
     "equipoise.pulsar_cluster.loads",
     "equipoise.pulsar_cluster.moving",
     "equipoise.pulsar_cluster.placement_rules",
@@ -97,7 +96,6 @@ ONLY_IN = {
     ),
     "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),
     "pulsar": (
-        "equipoise.pulsar_cluster.gathering",
         "equipoise.pulsar_cluster.reading",
         "equipoise.pulsar_cluster.sources",
         "tests",

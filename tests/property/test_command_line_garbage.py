@@ -25,7 +25,8 @@ from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.records import Document
 from equipoise.lab.results import Result
 from equipoise.lab.traces import Recording, Trace
-from equipoise.pulsar_cluster.archive import Report, open_archive
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.records import Report
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
@@ -133,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # The example that `broker` is given needs it.
         patch.setenv("EQUIPOISE_COUNTER_STORE", "counter.db")
         # A client of Pulsar has threads of its own, and seconds of patience.
-        patch.setattr("equipoise.pulsar_cluster.gathering.connected", nobody_answers)
+        patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)

@@ -1,11 +1,11 @@
 """The vectors of `ServiceUnitStateDataConflictResolver.shouldKeepLeft`, asked of
-`pulsar_cluster.conflicts`.
+`pulsar_cluster.table`.
 """
 
 from __future__ import annotations
 
-from equipoise.pulsar_cluster.conflicts import Storage, rejection_of
 from equipoise.pulsar_cluster.records import StateRecord
+from equipoise.pulsar_cluster.table import Storage, rejection_of
 from tests.vectors.cases import Case
 
 

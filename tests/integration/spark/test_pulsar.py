@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from equipoise.pulsar_cluster.archive import Report, open_archive
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.records import BROKER_LOADS, TOP_BUNDLES, Report
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.audit.pulsar import run_pulsar
 from equipoise.spark_jobs.report.job import made_report, run_report
@@ -31,13 +31,11 @@ URL = "pulsar://127.0.0.1:6650"
 def load_reports() -> list[Report]:
     """Return the load reports of the golden cluster in order of time."""
     found = []
-    for name, topic in (("broker_load", BROKER_LOAD_TOPIC), ("top_bundles", TOP_BUNDLES_TOPIC)):
+    for name, topic in (("broker_load", BROKER_LOADS), ("top_bundles", TOP_BUNDLES)):
         for line in (GOLDEN / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
             message = json.loads(line)
             value = None if message["value"] is None else json.dumps(message["value"]).encode()
-            found.append(
-                Report(message["published_ms"], topic.rpartition("/")[2], message["key"], value)
-            )
+            found.append(Report(message["published_ms"], topic, message["key"], value))
     return sorted(found, key=lambda report: report.at_ms)
 
 

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import Result
 
 from equipoise.pulsar_cluster.applying import SHEDDING
-from equipoise.pulsar_cluster.archive import Members, Report, open_archive
-from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
+from equipoise.pulsar_cluster.archive import Members, open_archive
+from equipoise.pulsar_cluster.credentials import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, read_plan
@@ -57,12 +57,7 @@ def recorded(path: Path, now_ms: int) -> Path:
     with open_archive(path, create_for=SOURCE) as opened:
         opened.append(written.reads)
         opened.add_members(Members(now_ms, BROKERS[0], BROKERS))
-        opened.add_reports(
-            [
-                Report(now_ms, each.topic.rpartition("/")[2], each.broker, each.value)
-                for each in reports
-            ]
-        )
+        opened.add_reports([each._replace(at_ms=now_ms) for each in reports])
     return path
 
 
@@ -165,7 +160,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
         yield FakeLive(cluster)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("equipoise.pulsar_cluster.gathering.live_cluster", live)
+    monkeypatch.setattr("equipoise.pulsar_cluster.sources.live_cluster", live)
     monkeypatch.setattr(ADMIN, lambda *_, **__: admin_of(cluster.answer))
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
     cluster.settings[SHEDDING] = "false"

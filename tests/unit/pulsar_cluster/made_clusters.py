@@ -8,13 +8,13 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 from equipoise.pulsar_cluster.admin import PulsarAdmin
-from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
-from equipoise.pulsar_cluster.http_exchange import Exchange, Reply, Request
-from equipoise.pulsar_cluster.loads import LoadMessage, LoadReports
+from equipoise.pulsar_cluster.credentials import NOBODY, Credentials, Exchange, Reply, Request
+from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.records import (
-    BROKER_LOAD_TOPIC,
-    TOP_BUNDLES_TOPIC,
+    BROKER_LOADS,
+    TOP_BUNDLES,
     Message,
+    Report,
     StateRecord,
 )
 
@@ -50,7 +50,7 @@ def bundles_at(owners: Mapping[str, Sequence[str]]) -> dict[str, Message]:
 
 def broker_load(
     broker: str, *, rate: float = 0.0, bundles: int = 0, taken_ms: int = NOW_MS, **fields: object
-) -> LoadMessage:
+) -> Report:
     value = {
         "cpu": {"usage": 40.0, "limit": 200.0},
         "memory": {"usage": 100.0, "limit": 512.0},
@@ -69,7 +69,7 @@ def broker_load(
         "updatedAt": taken_ms,
         "reportedAt": 0,
     }
-    return LoadMessage(BROKER_LOAD_TOPIC, broker, taken_ms, json.dumps(value | fields).encode())
+    return Report(taken_ms, BROKER_LOADS, broker, json.dumps(value | fields).encode())
 
 
 def stats(rate: float, **fields: object) -> dict[str, object]:
@@ -85,14 +85,12 @@ def stats(rate: float, **fields: object) -> dict[str, object]:
     } | fields
 
 
-def top_bundles(broker: str, rates: Mapping[str, float], *, at_ms: int = NOW_MS) -> LoadMessage:
+def top_bundles(broker: str, rates: Mapping[str, float], *, at_ms: int = NOW_MS) -> Report:
     entries = [
         {"bundleName": bundle, "stats": stats(rate)}
         for bundle, rate in sorted(rates.items(), key=lambda each: each[1])
     ]
-    return LoadMessage(
-        TOP_BUNDLES_TOPIC, broker, at_ms, json.dumps({"topBundlesLoadData": entries}).encode()
-    )
+    return Report(at_ms, TOP_BUNDLES, broker, json.dumps({"topBundlesLoadData": entries}).encode())
 
 
 def reports_of(

@@ -15,8 +15,14 @@ import pytest
 
 from equipoise.channel.core.errors import CallerError, OperatorError
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
-from equipoise.pulsar_cluster.credentials import NOBODY, with_files
-from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request, exchange_by
+from equipoise.pulsar_cluster.credentials import (
+    NOBODY,
+    NotSent,
+    Reply,
+    Request,
+    exchange_by,
+    with_files,
+)
 from tests.unit.pulsar_cluster.made_clusters import admin_of, answers, host_of, path_of
 
 BUNDLE = "public/default/0x00000000_0x40000000"

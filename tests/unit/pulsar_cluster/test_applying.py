@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.pulsar_cluster.applying import (
     SHEDDING,
+    AuditFile,
     Watch,
     apply_plan,
+    audit_file,
     is_shedding,
     restore_shedding,
     settings_of_leader,
     shedding_off,
 )
-from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
-from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
+from equipoise.pulsar_cluster.credentials import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import Health, Look, MoveOutcome
 from equipoise.pulsar_cluster.records import Message, StateRecord

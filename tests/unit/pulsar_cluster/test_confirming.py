@@ -20,8 +20,7 @@ from equipoise.channel.core.ranges import bundle_contains, parse_bundle, parse_t
 from equipoise.pulsar_cluster import confirming
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
-from equipoise.pulsar_cluster.credentials import Credentials
-from equipoise.pulsar_cluster.http_exchange import NotSent
+from equipoise.pulsar_cluster.credentials import Credentials, NotSent
 from equipoise.pulsar_cluster.reading import Address
 from equipoise.pulsar_cluster.records import Message
 from tests.unit.pulsar_cluster.made_clusters import (

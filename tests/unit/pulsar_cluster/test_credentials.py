@@ -16,11 +16,14 @@ from equipoise.channel.core.errors import CallerError, EquipoiseError, OperatorE
 from equipoise.pulsar_cluster.credentials import (
     NOBODY,
     Credentials,
+    Exchange,
+    NotSent,
     OAuth2Token,
+    Reply,
+    Request,
     read_client_conf,
     with_files,
 )
-from equipoise.pulsar_cluster.http_exchange import Exchange, NotSent, Reply, Request
 from tests.unit.pulsar_cluster.made_clusters import replied
 
 PLUGIN = "org.apache.pulsar.client.impl.auth"

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.ranges import parse_bundle
-from equipoise.pulsar_cluster.archive import Report, open_archive
-from equipoise.pulsar_cluster.conflicts import Rejection
+from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.reading import Read
 from equipoise.pulsar_cluster.records import (
-    BROKER_LOAD_TOPIC,
-    TOP_BUNDLES_TOPIC,
+    BROKER_LOADS,
+    TOP_BUNDLES,
     Message,
+    Report,
     message_of,
 )
 from equipoise.pulsar_cluster.story import Writers, story_of
-from equipoise.pulsar_cluster.table import Table, server_of
+from equipoise.pulsar_cluster.table import Rejection, Table, server_of
 from equipoise.pulsar_cluster.verify import Audit, Result
 from tests.pulsar.faults import FAULTS, golden_reads
 from tests.unit.cli.fabricated import run
@@ -74,9 +74,9 @@ def archive_of_the_golden_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden") / "pulsar.db"
     with open_archive(path, create_for="pulsar://127.0.0.1:6650") as archive:
         archive.append(golden_reads())
-        topics = {"broker_load": BROKER_LOAD_TOPIC, "top_bundles": TOP_BUNDLES_TOPIC}
+        topics = {"broker_load": BROKER_LOADS, "top_bundles": TOP_BUNDLES}
         reports = [
-            Report(read.published_ms, topic.rpartition("/")[2], read.key, read.value)
+            Report(read.published_ms, topic, read.key, read.value)
             for name, topic in topics.items()
             for read in golden_reads(f"{name}.jsonl")
         ]

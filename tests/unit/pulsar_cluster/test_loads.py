@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from equipoise.pulsar_cluster.loads import HeldBundle, LoadMessage, LoadReports, Weighed, weigh
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
+from equipoise.pulsar_cluster.loads import HeldBundle, LoadReports, Weighed, weigh
+from equipoise.pulsar_cluster.records import BROKER_LOADS, TOP_BUNDLES, Report
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.house.house_rules import ROOT
 from tests.unit.pulsar_cluster.made_clusters import (
@@ -91,7 +91,7 @@ def test_old_missing_and_emptied_reports_set_their_brokers_apart() -> None:
     reports = LoadReports()
     reports.take(broker_load("a:8080", taken_ms=NOW_MS - 61_000))
     reports.take(broker_load("b:8080"))
-    reports.take(LoadMessage(BROKER_LOAD_TOPIC, "b:8080", NOW_MS, None))
+    reports.take(Report(NOW_MS, BROKER_LOADS, "b:8080", None))
     found = weighed({"a:8080": [], "b:8080": [], "c:8080": []}, reports)
     silent = "it has not reported its load"
     outdated = "its load report is outdated: it was made 61 s ago (limit: 60 s)"
@@ -142,7 +142,7 @@ def test_an_absurd_report_sets_its_broker_apart(fields: dict[str, object], told:
 def test_an_unreadable_report_of_bundles_is_named(value: bytes) -> None:
     reports = LoadReports()
     reports.take(broker_load("a:8080"))
-    reports.take(LoadMessage(TOP_BUNDLES_TOPIC, "a:8080", NOW_MS, value))
+    reports.take(Report(NOW_MS, TOP_BUNDLES, "a:8080", value))
     assert 1 == len(weighed({"a:8080": []}, reports).notes)
 
 
@@ -155,7 +155,7 @@ def test_an_absurd_bundle_is_left_out_until_it_is_reported_well() -> None:
     }
     reports = LoadReports()
     reports.take(broker_load("a:8080", rate=10, bundles=2))
-    reports.take(LoadMessage(TOP_BUNDLES_TOPIC, "a:8080", NOW_MS, json.dumps(bad).encode()))
+    reports.take(Report(NOW_MS, TOP_BUNDLES, "a:8080", json.dumps(bad).encode()))
     found = weighed({"a:8080": BUNDLES[:2]}, reports, bundles_max=1)
     assert [6.0, 4.0] == [rate(found, bundle) for bundle in BUNDLES[:2]]
     told = "its load, as a:8080 reported it, does not count: it has bytes_in_per_second=-1000.0"
@@ -180,10 +180,10 @@ def test_an_absurd_entry_changes_no_other_bundle(absurd: object, named_max: int)
     entries[-1]["stats"] = stats(16.0, msgRateIn=absurd)
     reports = reports_of({"a:8080": BUNDLES}, rates, named_max=0)
     reports.take(
-        LoadMessage(
-            TOP_BUNDLES_TOPIC,
-            "a:8080",
+        Report(
             NOW_MS,
+            TOP_BUNDLES,
+            "a:8080",
             json.dumps({"topBundlesLoadData": entries}).encode(),
         )
     )
@@ -202,7 +202,7 @@ def test_the_reports_of_a_real_cluster_are_read() -> None:
     reports, last_ms = LoadReports(), 0
     lines = [
         (line["published_ms"], topic, line)
-        for name, topic in (("broker_load", BROKER_LOAD_TOPIC), ("top_bundles", TOP_BUNDLES_TOPIC))
+        for name, topic in (("broker_load", BROKER_LOADS), ("top_bundles", TOP_BUNDLES))
         for line in map(
             json.loads,
             (ROOT / "tests" / "golden" / "pulsar" / f"{name}.jsonl").read_text().splitlines(),
@@ -210,7 +210,7 @@ def test_the_reports_of_a_real_cluster_are_read() -> None:
     ]
     for published_ms, topic, line in sorted(lines, key=lambda each: each[0]):
         value = None if line["value"] is None else json.dumps(line["value"]).encode()
-        reports.take(LoadMessage(topic, line["key"], published_ms, value))
+        reports.take(Report(published_ms, topic, line["key"], value))
         assert {} == reports.problems
         last_ms = published_ms
     held = {

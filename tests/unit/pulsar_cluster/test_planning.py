@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
-from equipoise.pulsar_cluster.gathering import cluster_of, measured_loads
-from equipoise.pulsar_cluster.http_exchange import NotSent, Reply, Request
+from equipoise.pulsar_cluster.credentials import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.pulsar_cluster.planning import EVEN, Cluster, ClusterPlan, holder_of, plan_moves
 from equipoise.pulsar_cluster.records import StateRecord
+from equipoise.pulsar_cluster.sources import cluster_of, measured_loads
 from equipoise.pulsar_cluster.table import Table
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.unit.pulsar_cluster.made_clusters import (

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.pulsar_cluster.conflicts import TRANSITIONS, Rejection, Storage, rejection_of
 from equipoise.pulsar_cluster.records import (
     STATES,
     Message,
@@ -15,7 +14,15 @@ from equipoise.pulsar_cluster.records import (
     message_of,
     parse_record,
 )
-from equipoise.pulsar_cluster.table import Table, is_of_system, server_of
+from equipoise.pulsar_cluster.table import (
+    TRANSITIONS,
+    Rejection,
+    Storage,
+    Table,
+    is_of_system,
+    rejection_of,
+    server_of,
+)
 
 BUNDLE = "public/default/0x00000000_0x40000000"
 

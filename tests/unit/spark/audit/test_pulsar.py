@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from equipoise.pulsar_cluster.archive import Report, open_archive
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.records import BROKER_LOADS, Report
 from equipoise.spark_jobs.audit import pulsar as job
 from equipoise.spark_jobs.sequence.emitted import Table
 from tests.unit.pulsar_cluster.written import BUNDLE, Written
@@ -34,9 +34,7 @@ def test_a_bundle_is_stuck_if_load_reports_went_on(
     with open_archive(path, create_for="pulsar://127.0.0.1:6650") as archive:
         archive.append(written.reads)
         assert written.now_ms == job.newest_ms(str(path), messages=1, reports=0)
-        archive.add_reports(
-            [Report(written.now_ms + later_ms, BROKER_LOAD_TOPIC.rpartition("/")[2], "a:80", None)]
-        )
+        archive.add_reports([Report(written.now_ms + later_ms, BROKER_LOADS, "a:80", None)])
     newest_ms = job.newest_ms(str(path), messages=1, reports=1)
     read = job.read_messages(str(path), [pd.DataFrame({"first": [0]})])
     frames = job.audit_bundles(newest_ms, read, beginnings=beginnings)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.pulsar_cluster.conflicts import rejection_of
 from equipoise.pulsar_cluster.reading import Read
 from equipoise.pulsar_cluster.records import (
     STATES,
@@ -22,6 +21,7 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
     parse_record,
 )
+from equipoise.pulsar_cluster.table import rejection_of
 from equipoise.spark_jobs.rules import pulsar
 from equipoise.spark_jobs.rules.pulsar import (
     BundleAudit,
