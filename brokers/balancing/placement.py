@@ -78,10 +78,10 @@ class Reports:
     """
 
     loads: Mapping[str, Load]
-    carried: Mapping[str, float]
-    weights: Mapping[str, float]
-    usual: float
-    named: Mapping[str, frozenset[str]]
+    carried: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    usual: float = 0.0
+    named: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def scale(self, view: View) -> Scale:
         """Return a scale that includes moves after the reports. Otherwise many lookups at once
@@ -115,226 +115,6 @@ class Reports:
             weights=self.weights,
             usual=self.usual,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FewestBundles:
-    """Places each bundle at the broker that will have the fewest bundles per capacity, counting all
-    that the view has given it.
-
-    Capacity is the weight that a broker declares on joining: a broker of 200 gets two bundles for
-    each one of a broker of 100. It is not a limit, because a bundle without a broker is worse off
-    than one at a full broker. `loads` only exclude brokers.
-    """
-
-    loads: Mapping[str, Load] = field(default_factory=dict)
-    rules: PlacementRules = field(default_factory=PlacementRules)
-    _believed: Mapping[str, Load] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_believed", believed(self.loads))
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """See `Placement.place`."""
-        destinations = Destinations(view, loads=self._believed, rules=self.rules)
-        return _Batch(view, destinations, _by_count(destinations)).place(bundles, avoid, at_most)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastCost:
-    """Places each bundle at the broker whose bundles will cost least per capacity: the score of
-    `shedder.balanced`.
-    """
-
-    loads: Mapping[str, Load] = field(default_factory=dict)
-    rules: PlacementRules = field(default_factory=PlacementRules)
-    _reports: Reports = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_reports", by_cost(believed(self.loads)))
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """See `Placement.place`."""
-        destinations = Destinations(view, loads=self._reports.loads, rules=self.rules)
-        scale = replace(self._reports.scale(view), room=_capacities(destinations))
-        return _Batch(view, destinations, scale).place(bundles, avoid, at_most)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastLongTermMessageRate:
-    """Places each bundle at the broker that will have the fewest messages per second, as Pulsar's
-    strategy of this name does.
-
-    A broker above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes
-    after all others. If all are above it, this takes the one with the fewest messages; Pulsar takes
-    any.
-    """
-
-    loads: Mapping[str, Load] = field(default_factory=dict)
-    overloaded_percent: float = 85.0
-    rules: PlacementRules = field(default_factory=PlacementRules)
-    _reports: Reports = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_reports", by_messages(believed(self.loads)))
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """See `Placement.place`."""
-        loads = self._reports.loads
-        used = {name: load.average_use * 100 for name, load in loads.items()}
-
-        def fewest(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
-            calm = [name for name in fit if used.get(name, 0.0) <= self.overloaded_percent]
-            if not self.rules.pulsar_exact:
-                return calm or fit
-            least = min((batch.score(name, bundle) for name in calm), default=None)
-            return [
-                _any_of(
-                    [name for name in calm if batch.score(name, bundle) == least] or fit, bundle
-                )
-            ]
-
-        destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, self._reports.scale(view), narrow=fewest).place(
-            bundles, avoid, at_most
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastResourceUsageWithWeight:
-    """Places each bundle at a broker whose use is below the mean by a margin, as Pulsar's strategy
-    of this name does.
-
-    The margin is `difference_percent`
-    (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these brokers, or of all
-    if there are none, it takes the one that will be used least. Pulsar takes any of them, and uses
-    its last reports only.
-    """
-
-    loads: Mapping[str, Load] = field(default_factory=dict)
-    difference_percent: float = 10.0
-    rules: PlacementRules = field(default_factory=PlacementRules)
-    _reports: Reports = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_reports", by_use(believed(self.loads)))
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """See `Placement.place`."""
-        loads = self._reports.loads
-        reported = {name: load.average_use for name, load in loads.items()}
-
-        def least_used(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
-            if self.rules.pulsar_exact:
-                return [_any_of(choose_among(fit, reported, self.difference_percent), bundle)]
-            used = {name: batch.carried[name] for name in fit if name in reported}
-            return choose_among(fit, used, self.difference_percent)
-
-        destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, self._reports.scale(view), narrow=least_used).place(
-            bundles, avoid, at_most
-        )
-
-
-class RoundRobin:
-    """Places bundles at the brokers in turn, by id. It remembers the next turn."""
-
-    def __init__(self, *, rules: PlacementRules | None = None) -> None:
-        self.rules = rules or PlacementRules()
-        self._turn = 0
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """See `Placement.place`."""
-
-        def next_in_turn(_: BundleEntry, fit: Sequence[str], __: _Batch) -> Sequence[str]:
-            self._turn += 1
-            return [fit[(self._turn - 1) % len(fit)]]
-
-        destinations = Destinations(view, rules=self.rules)
-        return _Batch(view, destinations, _by_count(destinations), narrow=next_in_turn).place(
-            bundles, avoid, at_most
-        )
-
-
-def choose_among(
-    candidates: Sequence[str], used: Mapping[str, float], difference_percent: float
-) -> Sequence[str]:
-    """Return the candidates from which Pulsar's LeastResourceUsageWithWeight draws: those below the
-    mean by a margin, or all.
-
-    `used` are fractions of 1. A missing candidate does not count for the mean.
-    """
-    known = {name: used[name] for name in candidates if name in used}
-    if not known:
-        return candidates
-    mean = sum(known.values()) / len(known)
-    return [
-        name for name, use in known.items() if use + difference_percent / 100 <= mean
-    ] or candidates
-
-
-def believed(loads: Mapping[str, Load]) -> Mapping[str, Load]:
-    """Return the reports without those that hold an impossible figure."""
-    return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
-
-
-def places_elsewhere(
-    view: View, bundles: Sequence[BundleEntry], placement: Placement
-) -> dict[str, int]:
-    """Return where `placement` puts these bundles, away from their owners, all together: an
-    incarnation by bundle name.
-    """
-    avoid = {
-        bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None
-    }
-    return placement.place(view, bundles, avoid=avoid, at_most=len(bundles)) if bundles else {}
-
-
-def in_turns(bundles: Iterable[BundleEntry]) -> list[BundleEntry]:
-    """Return the bundles in an order in which owners take turns, so that a part of them leaves all
-    owners evenly.
-    """
-    before = Counter[int | None]()
-    turns: list[tuple[int, BundleEntry]] = []
-    for bundle in bundles:
-        turns.append((before[bundle.owner], bundle))
-        before[bundle.owner] += 1
-    return [bundle for _, bundle in sorted(turns, key=lambda each: each[0])]
 
 
 # --- scales ---
@@ -414,6 +194,195 @@ def _reports_of(
         named.setdefault(reporter, []).append(bundle)
     by_reporter = {reporter: frozenset(bundles) for reporter, bundles in named.items()}
     return Reports(loads=loads, carried=carried, weights=weights, usual=usual, named=by_reporter)
+
+
+# --- strategies ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByReports:
+    """A strategy that uses the plausible reports of brokers, combined once per placement."""
+
+    loads: Mapping[str, Load] = field(default_factory=dict)
+    rules: PlacementRules = field(default_factory=PlacementRules)
+    _reports: Reports = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reports", self._combined(believed(self.loads)))
+
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """See `Placement.place`."""
+        destinations = Destinations(view, loads=self._reports.loads, rules=self.rules)
+        batch = _Batch(view, destinations, self._scale(destinations), narrow=self._narrow)
+        return batch.place(bundles, avoid, at_most)
+
+    # What differs between the strategies.
+    @staticmethod
+    def _combined(loads: Mapping[str, Load]) -> Reports:
+        return Reports(loads=loads)
+
+    def _scale(self, destinations: Destinations) -> Scale:
+        return self._reports.scale(destinations.view)
+
+    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:  # noqa: ARG002
+        return fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestBundles(_ByReports):
+    """Places each bundle at the broker that will have the fewest bundles per capacity, counting all
+    that the view has given it.
+
+    Capacity is the weight that a broker declares on joining: a broker of 200 gets two bundles for
+    each one of a broker of 100. It is not a limit, because a bundle without a broker is worse off
+    than one at a full broker. `loads` only exclude brokers.
+    """
+
+    def _scale(self, destinations: Destinations) -> Scale:
+        return _by_count(destinations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastCost(_ByReports):
+    """Places each bundle at the broker whose bundles will cost least per capacity: the score of
+    `shedder.balanced`.
+    """
+
+    _combined = staticmethod(by_cost)
+
+    def _scale(self, destinations: Destinations) -> Scale:
+        return replace(self._reports.scale(destinations.view), room=_capacities(destinations))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastLongTermMessageRate(_ByReports):
+    """Places each bundle at the broker that will have the fewest messages per second, as Pulsar's
+    strategy of this name does.
+
+    A broker above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes
+    after all others. If all are above it, this takes the one with the fewest messages; Pulsar takes
+    any.
+    """
+
+    overloaded_percent: float = 85.0
+
+    _combined = staticmethod(by_messages)
+
+    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
+        calm = [name for name in fit if self._used_percent(name) <= self.overloaded_percent]
+        if not self.rules.pulsar_exact:
+            return calm or fit
+        least = min((batch.score(name, bundle) for name in calm), default=None)
+        return [
+            _any_of([name for name in calm if batch.score(name, bundle) == least] or fit, bundle)
+        ]
+
+    def _used_percent(self, broker: str) -> float:
+        load = self._reports.loads.get(broker)
+        return 0.0 if load is None else load.average_use * 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastResourceUsageWithWeight(_ByReports):
+    """Places each bundle at a broker whose use is below the mean by a margin, as Pulsar's strategy
+    of this name does.
+
+    The margin is `difference_percent`
+    (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these brokers, or of all
+    if there are none, it takes the one that will be used least. Pulsar takes any of them, and uses
+    its last reports only.
+    """
+
+    difference_percent: float = 10.0
+
+    _combined = staticmethod(by_use)
+
+    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
+        reported = self._reports.carried
+        if self.rules.pulsar_exact:
+            return [_any_of(choose_among(fit, reported, self.difference_percent), bundle)]
+        used = {name: batch.carried[name] for name in fit if name in reported}
+        return choose_among(fit, used, self.difference_percent)
+
+
+class RoundRobin:
+    """Places bundles at the brokers in turn, by id. It remembers the next turn."""
+
+    def __init__(self, *, rules: PlacementRules | None = None) -> None:
+        self.rules = rules or PlacementRules()
+        self._turn = 0
+
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """See `Placement.place`."""
+
+        def next_in_turn(_: BundleEntry, fit: Sequence[str], __: _Batch) -> Sequence[str]:
+            self._turn += 1
+            return [fit[(self._turn - 1) % len(fit)]]
+
+        destinations = Destinations(view, rules=self.rules)
+        return _Batch(view, destinations, _by_count(destinations), narrow=next_in_turn).place(
+            bundles, avoid, at_most
+        )
+
+
+def choose_among(
+    candidates: Sequence[str], used: Mapping[str, float], difference_percent: float
+) -> Sequence[str]:
+    """Return the candidates from which Pulsar's LeastResourceUsageWithWeight draws: those below the
+    mean by a margin, or all.
+
+    `used` are fractions of 1. A missing candidate does not count for the mean.
+    """
+    known = {name: used[name] for name in candidates if name in used}
+    if not known:
+        return candidates
+    mean = sum(known.values()) / len(known)
+    return [
+        name for name, use in known.items() if use + difference_percent / 100 <= mean
+    ] or candidates
+
+
+def believed(loads: Mapping[str, Load]) -> Mapping[str, Load]:
+    """Return the reports without those that hold an impossible figure."""
+    return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
+
+
+def places_elsewhere(
+    view: View, bundles: Sequence[BundleEntry], placement: Placement
+) -> dict[str, int]:
+    """Return where `placement` puts these bundles, away from their owners, all together: an
+    incarnation by bundle name.
+    """
+    avoid = {
+        bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None
+    }
+    return placement.place(view, bundles, avoid=avoid, at_most=len(bundles)) if bundles else {}
+
+
+def in_turns(bundles: Iterable[BundleEntry]) -> list[BundleEntry]:
+    """Return the bundles in an order in which owners take turns, so that a part of them leaves all
+    owners evenly.
+    """
+    before = Counter[int | None]()
+    turns: list[tuple[int, BundleEntry]] = []
+    for bundle in bundles:
+        turns.append((before[bundle.owner], bundle))
+        before[bundle.owner] += 1
+    return [bundle for _, bundle in sorted(turns, key=lambda each: each[0])]
 
 
 # --- batches ---

@@ -110,7 +110,6 @@ class World:
             broker=broker,
             bundles=self._bundles(broker),
             bundle_counts={NAMESPACE: len(self.owners)},
-            find_cuts=self._cuts,
         )
         plan = plan_splits(snapshot, self.split, self.split_hits.get(broker, {}))
         self.split_hits = {**self.split_hits, broker: dict(plan.hits)}
@@ -120,7 +119,7 @@ class World:
             self.owners = {
                 place: owner for place, owner in self.owners.items() if place != (low, high)
             }
-            self.owners |= dict.fromkeys(children(low, high, decision.cuts or ()), broker)
+            self.owners |= dict.fromkeys(children(low, high, self._cuts(low, high)), broker)
 
     def _merge(self, broker: str, counted: int) -> None:
         snapshot = MergeSnapshot(
@@ -160,8 +159,7 @@ class World:
             )
         return bundles
 
-    def _cuts(self, bundle: BundleTraffic) -> tuple[int, ...]:
-        _, low, high = parse_bundle(bundle.bundle)
+    def _cuts(self, low: int, high: int) -> tuple[int, ...]:
         topics = [
             TopicLoad(point=topic.point, messages_per_second=topic.messages)
             for topic in self._inside(low, high)

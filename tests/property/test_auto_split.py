@@ -19,13 +19,7 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     plan_splits,
 )
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, fault_of_bundle
-from equipoise.brokers.balancing.splitting.split_points import (
-    RANGE_EQUALLY_DIVIDE,
-    SplitQuestion,
-    split_points,
-)
-from equipoise.channel.core.errors import invalid_boundaries
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
 LIMITS = BundleLimits(
@@ -58,21 +52,6 @@ BUNDLES = st.builds(
 )
 
 
-def cut(bundle: BundleTraffic) -> tuple[int, ...]:
-    """Possible answers of a service: halves, three cuts, impossible cuts, none, or an error."""
-    _, low, high = parse_bundle(bundle.bundle)
-    kind = (low + high) % 5
-    if kind == 0:
-        return (low + 1, low + 2, low + 3)
-    if kind == 1:
-        return (low, high)
-    if kind == 2:
-        return ()
-    if kind == 3:
-        raise invalid_boundaries(subject=bundle.bundle, problem="for the test")
-    return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
-
-
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int]]:
     """A round with any report, and rows of hits that have started."""
@@ -87,7 +66,6 @@ def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int
         ),
         not_owned=draw(some),
         splitting=draw(st.lists(st.sampled_from(NAMES), max_size=2)),
-        find_cuts=draw(st.sampled_from([None, cut])),
     )
     settings = SplitSettings(
         limits=LIMITS,
@@ -130,8 +108,7 @@ def test_every_bundle_is_split_within_all_bounds_or_has_a_reason(
         assert fault_of_bundle(reported[decision.bundle]) is None
         assert reported[decision.bundle].topics != 1
         assert hits.get(decision.bundle, 0) >= settings.hits_threshold
-        check_cuts(low, high, decision.cuts or ())
-        added[namespace] += len(decision.cuts or (low,))
+        added[namespace] += 1
         assert all(
             namespace != other.namespace or high <= other.low or other.high <= low for other in busy
         )

@@ -128,19 +128,3 @@ def load_of(question: SplitQuestion, low: int, high: int) -> tuple[float, float]
     return math.fsum(topic.messages_per_second for topic in there), math.fsum(
         topic.bytes_per_second for topic in there
     )
-
-
-@given(questions(), st.lists(st.integers(0, HASH_MAX), max_size=6), st.booleans())
-def test_pulsar_keeps_the_positions_inside(
-    question: SplitQuestion, positions: list[int], force: bool
-) -> None:
-    """In order, with duplicates, if there are two topics or it is forced."""
-    asked = replace(
-        question, positions=[question.low + 1, *positions], force=force, pulsar_exact=True
-    )
-    expected = sorted(
-        point for point in (question.low + 1, *positions) if question.low < point < question.high
-    )
-    if len(question.topics) <= 1 and not force:
-        expected = []
-    assert expected == list(split_points(SPECIFIED_POSITIONS_DIVIDE, asked))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import (
     SplitQuestion,
@@ -16,15 +18,24 @@ _NO_POSITIONS = {"error": "IllegalArgumentException"}
 
 
 def replay(case: Case) -> object:
-    """The cuts; Pulsar says by null what we say by no cuts."""
+    """The cuts; Pulsar says by null what we say by no cuts. It drops positions outside the range,
+    which we refuse.
+    """
+    question = question_of(case)
+    positions = question.positions
+    if positions:
+        inside = sorted(each for each in positions if question.low < each < question.high)
+        if not inside:
+            return {"boundaries": None}
+        question = replace(question, positions=inside)
     try:
-        cuts = split_points(case["input"]["algorithm"], question_of(case, pulsar_exact=True))
+        cuts = split_points(case["input"]["algorithm"], question)
     except CallerError:
         return _NO_POSITIONS
     return {"boundaries": list(cuts) or None}
 
 
-def question_of(case: Case, *, pulsar_exact: bool) -> SplitQuestion:
+def question_of(case: Case) -> SplitQuestion:
     """What a case asks."""
     asked = case["input"]
     limits = BundleLimits()
@@ -44,7 +55,6 @@ def question_of(case: Case, *, pulsar_exact: bool) -> SplitQuestion:
         force=asked.get("force", False),
         limits=limits,
         margin=asked.get("differenceThresholdPercentage", 0) / 100,
-        pulsar_exact=pulsar_exact,
     )
 
 

@@ -18,7 +18,6 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SplitQuestion,
     split_points,
 )
-from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import children, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
 from tests.vectors.broker_load_data import traffic_of
@@ -67,27 +66,12 @@ def snapshot_of(case: Case, bundles: dict[str, list[float]]) -> SplitSnapshot:
     }
     counts.pop(asked["bundleCountFails"], None)
 
-    def find_cuts(bundle: BundleTraffic) -> tuple[int, ...]:
-        _, low, high = parse_bundle(bundle.bundle)
-        match asked["boundaryMode"].get(bundle.bundle):
-            case "error":
-                raise invalid_boundaries(subject=bundle.bundle, problem="the lookup fails")
-            case "none":
-                return ()
-            case "two":
-                return (low + 1, low + 2)
-            case _:
-                return split_points(
-                    RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high, pulsar_exact=True)
-                )
-
     return SplitSnapshot(
         broker=asked["me"],
         bundles=tuple(_traffic(name, figures) for name, figures in bundles.items()),
         bundle_counts=counts,
         not_owned=asked["notOwned"],
         splitting=[name for name, state in asked["states"].items() if state == "Splitting"],
-        find_cuts=find_cuts,
     )
 
 
@@ -107,7 +91,10 @@ def _answer(broker: str, plan: SplitPlan) -> dict[str, Any]:
     for split in plan.splits:
         _, low, high = parse_bundle(split.bundle)
         parts = [
-            f"0x{start:08x}_0x{end:08x}" for start, end in children(low, high, split.cuts or ())
+            f"0x{start:08x}_0x{end:08x}"
+            for start, end in children(
+                low, high, split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
+            )
         ]
         decisions.append([split.bundle, broker, parts, "Success", split.excess.value])
     return {

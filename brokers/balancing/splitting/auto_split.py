@@ -1,8 +1,8 @@
 """Plan which overloaded bundles to split, in one round of one broker (Pulsar's
 `DefaultNamespaceBundleSplitStrategyImpl`).
 
-A broker splits only bundles that it owns. `split_points` decides where to cut, and the fold keeps
-splits safe.
+A broker splits only bundles that it owns. Its service decides where to cut, during the split, and
+the fold keeps splits safe.
 
 A bundle is split once it has exceeded a limit in more rounds in a row than the threshold, so a
 burst splits nothing. A plan returns these counts as `hits`, and the next round takes them.
@@ -11,7 +11,7 @@ burst splits nothing. A plan returns these counts as `hits`, and the next round 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -22,13 +22,10 @@ from equipoise.brokers.balancing.splitting.bundle_limits import (
     fault_of_bundle,
 )
 from equipoise.brokers.errors import counted
-from equipoise.channel.core.errors import EquipoiseError, InvalidName
-from equipoise.channel.core.ranges import BundleName, check_cuts, parse_bundle
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import BundleName, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.plan import Stay
-
-FindCuts = Callable[[BundleTraffic], Sequence[int]]
-"""Return where to cut a bundle; empty if it cannot be cut. Raises `EquipoiseError`."""
 
 FAILURE: Final = ("Failure", "Unknown")
 """The counter for a bundle that should be split but cannot be, by Pulsar's names."""
@@ -56,9 +53,8 @@ class SplitSnapshot:
 
     * `not_owned`: the ones among them that belong to others. `splitting`: bundles of any broker
       that are being split.
-    * `bundle_counts`: the number of bundles of each namespace; missing if unknown.
-    * `find_cuts`: None if the service chooses the cuts during the split; then the plan counts one
-      cut.
+    * `bundle_counts`: the number of bundles of each namespace; missing if unknown. A split counts
+      as one more: only the service knows how many parts it makes.
     """
 
     broker: str
@@ -66,18 +62,13 @@ class SplitSnapshot:
     bundle_counts: Mapping[str, int]
     not_owned: Collection[str] = ()
     splitting: Collection[str] = ()
-    find_cuts: FindCuts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDecision:
-    """Split `bundle` at `cuts`; None: the service chooses.
-
-    `excess` is the reason by Pulsar's name, `reason` the same for people.
-    """
+    """Split `bundle`. `excess` is the reason by Pulsar's name, `reason` the same for people."""
 
     bundle: str
-    cuts: tuple[int, ...] | None
     excess: Excess
     reason: str
 
@@ -216,14 +207,12 @@ class _Planning:
         """Split a due bundle, or note why not."""
         name, namespace = due.bundle.bundle, due.place.namespace
         no = self._why_not_now(due)
-        cuts = self._cuts(due) if no is None else no
-        if isinstance(cuts, _No):
-            self._refuse(name, _No(f"it has {due.measure}, but {cuts.reason}", cuts.is_failure))
+        if no is not None:
+            self._refuse(name, _No(f"it has {due.measure}, but {no.reason}", no.is_failure))
             return
         self.splits.append(
             SplitDecision(
                 bundle=name,
-                cuts=cuts or None,
                 excess=due.measure.excess,
                 reason=(
                     f"it has been over a limit for {counted(self._hits.pop(name), 'round')}:"
@@ -231,7 +220,7 @@ class _Planning:
                 ),
             )
         )
-        self._added[namespace] += max(len(cuts), 1)
+        self._added[namespace] += 1
 
     def _refuse(self, name: str, no: _No) -> None:
         self._noes[name] = no
@@ -279,29 +268,6 @@ class _Planning:
                 " already"
             )
         return None
-
-    def _cuts(self, due: _Due) -> tuple[int, ...] | _No:
-        """Return where to cut; empty if the service chooses."""
-        find_cuts, place = self._snapshot.find_cuts, due.place
-        if find_cuts is None:
-            return ()
-        try:
-            cuts = tuple(find_cuts(due.bundle))
-            check_cuts(place.low, place.high, cuts)
-        except EquipoiseError as error:
-            return _No(f"it has no valid cut: {error}", is_failure=True)
-        if not cuts:
-            return _No("there is no place to cut it", is_failure=True)
-        if self._settings.pulsar_exact:
-            return cuts if len(cuts) == 1 else _No("Pulsar's split has two parts", is_failure=True)
-        namespace = place.namespace
-        count = self._snapshot.bundle_counts[namespace] + self._added[namespace] + len(cuts)
-        if count > self._settings.bundles_max:
-            return _No(
-                f"{namespace} would have {count} bundles, and may have at most"
-                f" {self._settings.bundles_max}"
-            )
-        return cuts
 
 
 def _place(name: str) -> BundleName | _No:

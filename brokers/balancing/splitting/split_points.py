@@ -1,7 +1,7 @@
 """Compute where a split cuts a bundle, by algorithms with Apache Pulsar's names.
 
 Each result satisfies `channel.core.ranges.check_cuts`. Pulsar may return a point that cannot be
-cut, and refuses the split later; `SplitQuestion.pulsar_exact` does the same.
+cut, and refuses the split later.
 """
 
 from __future__ import annotations
@@ -60,15 +60,12 @@ class SplitQuestion:
     force: bool = False
     limits: BundleLimits = field(default_factory=BundleLimits)
     margin: float = 0.10
-    pulsar_exact: bool = False
 
     @property
     def inside(self) -> list[TopicLoad]:
         """The topics in the bundle. A topic at the end of the hash space moves down by one point:
         no cut separates these two.
         """
-        if self.pulsar_exact:
-            return list(self.topics)
         here = (topic for topic in self.topics if bundle_contains(self.low, self.high, topic.point))
         return [
             topic if topic.point < self.high else replace(topic, point=self.high - 1)
@@ -90,7 +87,7 @@ class _Pile(NamedTuple):
 def _range_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
     """Return the middle of the range, rounded down; nothing if no point is strictly inside."""
     middle = question.low + (question.high - question.low) // 2
-    return (middle,) if middle > question.low or question.pulsar_exact else ()
+    return (middle,) if middle > question.low else ()
 
 
 def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
@@ -104,8 +101,6 @@ def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
     half = len(points) // 2
     if half == 0:
         return ()
-    if question.pulsar_exact:
-        return (points[half - 1] + (points[half] - points[half - 1]) // 2,)
     for place in sorted(range(1, len(points)), key=lambda place: (abs(place - half), place)):
         left, right = points[place - 1], points[place]
         if left < right:
@@ -117,7 +112,7 @@ def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
     """Return the positions, which must be cuts of this range.
 
     A bundle with fewer than two topics is not cut unless forced, because a cut relieves no broker.
-    Pulsar sorts the positions, and silently drops those outside.
+    Pulsar sorts the positions, and silently drops those outside the range.
     """
     if not question.positions:
         raise invalid_boundaries(
@@ -127,15 +122,8 @@ def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
                 " given none"
             ),
         )
-    if not question.pulsar_exact:
-        check_cuts(question.low, question.high, question.positions)
-    if len(question.inside) <= 1 and not question.force:
-        return ()
-    return tuple(
-        sorted(
-            position for position in question.positions if question.low < position < question.high
-        )
-    )
+    check_cuts(question.low, question.high, question.positions)
+    return tuple(question.positions) if question.force or len(question.inside) > 1 else ()
 
 
 def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
@@ -159,7 +147,7 @@ def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
         and bytes_all < limits.bytes_per_second_max * factor
     ):
         return ()
-    piles = _counted_like_pulsar(busy) if question.pulsar_exact else _piles(busy)
+    piles = _piles(busy)
     cuts: list[int] = []
     messages = bytes_ = 0.0
     for place, pile in enumerate(piles):
@@ -170,7 +158,7 @@ def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
             before = piles[place - 1].point
             cuts.append(before + (pile.point - before) // 2 + 1)
             messages, bytes_ = pile.messages, pile.bytes
-    return tuple(cuts) if question.pulsar_exact else tuple(cuts[:CUTS_MAX])
+    return tuple(cuts[:CUTS_MAX])
 
 
 def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
@@ -184,19 +172,6 @@ def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
             math.fsum(each.bytes_per_second for each in there),
         )
         for point, there in sorted(by_point.items())
-    ]
-
-
-def _counted_like_pulsar(topics: Sequence[TopicLoad]) -> list[_Pile]:
-    """Return one pile per topic, in rising order. All topics at one point get the load of the last
-    of them, as in Pulsar.
-    """
-    last = {topic.point: topic for topic in topics}
-    if len(last) <= 1:
-        return []
-    return [
-        _Pile(point, last[point].messages_per_second, last[point].bytes_per_second)
-        for point in sorted(each.point for each in topics)
     ]
 
 

@@ -220,7 +220,7 @@ class Splitting:
         intent = SplitBundle(
             bundle=split.bundle,
             algorithm=rounds.split_algorithm,
-            positions=split.cuts,
+            positions=None,
             reason=split.reason,
         )
         try:

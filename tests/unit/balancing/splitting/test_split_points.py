@@ -1,4 +1,4 @@
-"""Where a bundle is cut: Pulsar's own answers, the worked examples of its documents, and the
+"""Where a bundle is cut: the worked examples of its documents, and the
 differences from Pulsar.
 
 The examples are those of "Bundle splitting algorithms" on the page "Concepts" of broker load
@@ -10,9 +10,7 @@ separates, and the algorithm defines the cut.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import pytest
 
@@ -30,10 +28,6 @@ from equipoise.brokers.balancing.splitting.split_points import (
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import CUTS_MAX
-from tests.vectors.cases import Case, read_cases
-from tests.vectors.split_boundaries import question_of
-
-CASES = read_cases("split_boundaries")
 
 
 def topics(*points: int) -> tuple[TopicLoad, ...]:
@@ -47,35 +41,6 @@ def at(low: int, high: int, *positions: int) -> tuple[int, ...]:
         SPECIFIED_POSITIONS_DIVIDE,
         SplitQuestion(low=low, high=high, topics=topics(low, high - 1), positions=positions),
     )
-
-
-def are_cuts(low: int, high: int, positions: Sequence[int]) -> bool:
-    """Whether positions rise strictly, and lie strictly inside."""
-    return all(before < after for before, after in pairwise((low, *positions, high)))
-
-
-# --- Pulsar's own answers ---
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["id"]))
-def test_without_a_fault_of_pulsar_the_cuts_are_its_own(case: Case) -> None:
-    """Our own rules give the same cuts, except that missing or impossible positions are an
-    error.
-    """
-    question = question_of(case, pulsar_exact=False)
-    positions = sorted(question.positions or ())
-    if question.positions is not None:
-        question = replace(question, positions=positions)
-    is_wrong = question.positions is not None and not are_cuts(
-        question.low, question.high, positions
-    )
-    if is_wrong or "error" in case["output"]:
-        with pytest.raises(CallerError, match="cannot be used"):
-            split_points(case["input"]["algorithm"], question)
-    else:
-        assert (case["output"]["boundaries"] or []) == list(
-            split_points(case["input"]["algorithm"], question)
-        )
 
 
 # --- the worked examples of Pulsar's documents ---
@@ -168,13 +133,10 @@ def test_pulsars_example_of_flow_or_qps(example: FlowExample) -> None:
         messages_per_second_max=example.messages_per_second_max,
         bytes_per_second_max=example.mib_per_second_max * MIB,
     )
-    for exact in (False, True):
-        question = SplitQuestion(
-            low=0, high=0x80000000, topics=six, limits=limits, pulsar_exact=exact
-        )
-        cuts = split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
-        assert example.cuts == cuts
-        assert example.behind == tuple(bisect_left(points, cut) for cut in cuts)
+    question = SplitQuestion(low=0, high=0x80000000, topics=six, limits=limits)
+    cuts = split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
+    assert example.cuts == cuts
+    assert example.behind == tuple(bisect_left(points, cut) for cut in cuts)
 
 
 # --- faults of Pulsar's ---
@@ -185,7 +147,6 @@ class Fault:
     id: str
     algorithm: str
     question: SplitQuestion
-    pulsar: tuple[int, ...]
     ours: tuple[int, ...]
 
 
@@ -200,42 +161,36 @@ FAULTS = [
         id="ends are neighbours",
         algorithm=RANGE_EQUALLY_DIVIDE,
         question=SplitQuestion(low=4, high=5),
-        pulsar=(4,),
         ours=(),
     ),
     Fault(
         id="the two in the middle are neighbours",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=100, topics=topics(10, 20, 21, 30)),
-        pulsar=(20,),
         ours=(21,),
     ),
     Fault(
         id="the two in the middle collide",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=100, topics=topics(10, 20, 20, 30)),
-        pulsar=(20,),
         ours=(15,),
     ),
     Fault(
         id="all collide",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=100, topics=topics(20, 20)),
-        pulsar=(20,),
         ours=(),
     ),
     Fault(
         id="the first topic lies at the beginning",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
         question=SplitQuestion(low=20, high=100, topics=topics(20, 21)),
-        pulsar=(20,),
         ours=(21,),
     ),
     Fault(
         id="the last two points of all, counted",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=HASH_MAX, topics=topics(HASH_MAX - 1, HASH_MAX)),
-        pulsar=(HASH_MAX - 1,),
         ours=(),
     ),
     Fault(
@@ -244,7 +199,6 @@ FAULTS = [
         question=SplitQuestion(
             low=0, high=HASH_MAX, topics=busy(HASH_MAX - 1, HASH_MAX), limits=A_THOUSAND
         ),
-        pulsar=(HASH_MAX,),
         ours=(),
     ),
     Fault(
@@ -253,14 +207,12 @@ FAULTS = [
         question=SplitQuestion(
             low=0, high=HASH_MAX, topics=busy(HASH_MAX - 2, HASH_MAX), limits=A_THOUSAND
         ),
-        pulsar=(HASH_MAX,),
         ours=(HASH_MAX - 1,),
     ),
     Fault(
         id="weighed ones collide",
         algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=100, topics=busy(10, 50, 50), limits=A_THOUSAND),
-        pulsar=(31, 51),
         ours=(31,),
     ),
     Fault(
@@ -272,23 +224,20 @@ FAULTS = [
             topics=(*busy(10, 10), TopicLoad(point=10, messages_per_second=1), *busy(50)),
             limits=A_THOUSAND,
         ),
-        pulsar=(),
         ours=(31,),
     ),
     Fault(
         id="all weighed ones collide",
         algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE,
         question=SplitQuestion(low=0, high=100, topics=busy(50, 50), limits=A_THOUSAND),
-        pulsar=(),
         ours=(),
     ),
 ]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_a_fault_of_pulsar_is_corrected_unless_pulsar_exact_is_set(fault: Fault) -> None:
+def test_a_fault_of_pulsar_is_corrected(fault: Fault) -> None:
     assert fault.ours == split_points(fault.algorithm, fault.question)
-    assert fault.pulsar == split_points(fault.algorithm, replace(fault.question, pulsar_exact=True))
 
 
 @pytest.mark.parametrize("positions", [(30, 130), (0, 50), (50, 100), (50, 50), (50, 30)])
@@ -296,10 +245,6 @@ def test_positions_that_are_no_cuts_are_refused(positions: tuple[int, ...]) -> N
     """Pulsar sorts the positions, and silently drops those outside."""
     with pytest.raises(CallerError, match="cuts rise strictly, and lie strictly inside"):
         at(0, 100, *positions)
-    exact = SplitQuestion(low=0, high=100, positions=positions, force=True, pulsar_exact=True)
-    assert sorted(point for point in positions if 0 < point < 100) == list(
-        split_points(SPECIFIED_POSITIONS_DIVIDE, exact)
-    )
 
 
 # --- errors and bounds ---

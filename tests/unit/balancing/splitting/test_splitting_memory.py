@@ -162,7 +162,7 @@ def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
 
 
 def split_of(bundle: str, excess: Excess = Excess.MESSAGES) -> SplitDecision:
-    return SplitDecision(bundle=bundle, cuts=None, excess=excess, reason="hot")
+    return SplitDecision(bundle=bundle, excess=excess, reason="hot")
 
 
 def merge_of(left: str, right: str) -> MergeDecision:
