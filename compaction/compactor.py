@@ -25,7 +25,7 @@ log's beginning. After it the next compactor finds nothing to write and goes on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -36,7 +36,7 @@ from equipoise.channel.core.log import (
     CompactedSnapshot,
     Log,
     Progress,
-    SnapshotRow,
+    replaced,
     unchecked,
     unwatched,
 )
@@ -285,7 +285,7 @@ class _Compaction:
         gone = sorted(begun.rows.keys() - keys_of(view))
         rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
         self.scribe.step(Step.ENCODED)
-        meant = CompactedSnapshot(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
+        meant = CompactedSnapshot(marker=encode_marker(marker), rows=replaced(begun.rows, rows))
         if not self.dry_run:
             self.scribe.write(self.scribe.log.compacted_snapshot(), rows, meant, writing=SNAPSHOT)
         return len(meant.rows), len(rows) - len(gone), len(gone)
@@ -369,14 +369,3 @@ def kept_checkpoints(checkpoints: Iterable[Checkpoint], *, first: int) -> tuple[
     while len(left) > CHECKPOINTS_MAX:
         left = left[::-1][::2][::-1]
     return tuple(left)
-
-
-def _replaced(before: Mapping[str, bytes], rows: Iterable[SnapshotRow]) -> dict[str, bytes]:
-    """Return the rows of a snapshot that held `before`, once `rows` are written."""
-    after = dict(before)
-    for key, data in rows:
-        if data is None:
-            after.pop(key, None)
-        else:
-            after[key] = data
-    return after

@@ -43,17 +43,9 @@ _EPOCH_MS: Final = 1_700_000_000_000  # The Unix time of the start. Any would do
 # A sample is repeated after so many longest report intervals. After three, a report no longer
 # counts.
 _REPEATED: Final = 2
+MOVE_MS: Final = 200  # How long a move takes.
+_DELAY_MS: Final = 100  # How long a report is on its way to the planner.
 _CAPACITY: Final = 100  # The capacity of the smallest broker, as brokers declare it when they join.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """What does not depend on settings, in milliseconds: how long a move takes, and how long a
-    report is on its way to the planner.
-    """
-
-    move_ms: int = 200
-    delay_ms: int = 100
 
 
 def run(
@@ -61,12 +53,12 @@ def run(
     settings: BalancingSettings | None = None,
     *,
     seed: int = 1,
-    conditions: Conditions | None = None,
+    move_ms: int = MOVE_MS,
 ) -> Result:
     """Return the outcome of `trace` under `settings`. Each bundle starts at a broker drawn by
-    `seed`.
+    `seed`. A move takes `move_ms` milliseconds.
     """
-    return _Run(trace, settings or BalancingSettings(), conditions or Conditions(), seed).result()
+    return _Run(trace, settings or BalancingSettings(), move_ms, seed).result()
 
 
 @dataclass(slots=True)
@@ -92,10 +84,8 @@ class _Run:
     time.
     """
 
-    def __init__(
-        self, trace: Trace, settings: BalancingSettings, conditions: Conditions, seed: int
-    ) -> None:
-        self._trace, self._settings, self._conditions = trace, settings, conditions
+    def __init__(self, trace: Trace, settings: BalancingSettings, move_ms: int, seed: int) -> None:
+        self._trace, self._settings, self._move_ms = trace, settings, move_ms
         self._seed = seed
         self._channel = LabChannel(len(trace.bundles))
         self._column = {name: place for place, name in enumerate(self._channel.names)}
@@ -233,7 +223,7 @@ class _Run:
         report = Report(sample=sample, at_ms=now_ms, open_bundles=tuple(carried.settled))
         if report_due(last, report, rules):
             reporter.reported = report
-            self._arriving.append((now_ms + self._conditions.delay_ms, sample))
+            self._arriving.append((now_ms + _DELAY_MS, sample))
 
     # --- the leader ---
 
@@ -283,7 +273,7 @@ class _Run:
                 self._scheduler.ended(move.bundle, now_ms)
             else:
                 self._channel.begin_move(move.bundle, destination)
-                self._ending[move.bundle] = (now_ms + self._conditions.move_ms, move)
+                self._ending[move.bundle] = (now_ms + self._move_ms, move)
 
     def _end_moves(self, now_ms: int) -> None:
         for bundle, (due_ms, move) in list(self._ending.items()):
@@ -308,7 +298,7 @@ class _Run:
                 source=move.source,
                 destination=destination,
                 at_ms=_EPOCH_MS + now_ms,
-                duration_ms=self._conditions.move_ms,
+                duration_ms=self._move_ms,
             )
             self._since = self._since.and_ended(ended)
             self._scheduler.ended(bundle, now_ms)

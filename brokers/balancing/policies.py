@@ -38,6 +38,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import re2
@@ -387,7 +388,7 @@ def items_of(document: Document, name: str) -> list[str]:
 def parse_policy(key: str, document: Document) -> Policy | None:
     """Return the policy `key`; None if its kind is unknown. Raises `InvalidPolicy`."""
     kind, _, name = key.partition("/")
-    if kind not in _PARSERS:
+    if kind not in _KINDS:
         return None
     if kind == GRANT and not is_role(name):
         raise InvalidPolicy(
@@ -404,8 +405,11 @@ def parse_policy(key: str, document: Document) -> Policy | None:
             policy=key,
             problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}",
         )
-    fields = _Fields(key, document)
-    policy = _PARSERS[kind](key, fields)
+    fields, known = _Fields(key, document), _KINDS[kind]
+    fields.checked(known.check, name)
+    policy = known.made(
+        name=key, **{each: read(fields, each) for each, read in known.fields.items()}
+    )
     fields.check_no_others()
     return policy
 
@@ -440,85 +444,6 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
 
 def _is_match(patterns: Iterable[Pattern], text: str) -> bool:
     return any(pattern.fullmatch(text) is not None for pattern in patterns)
-
-
-def _isolation(key: str, fields: _Fields) -> Isolation:
-    return Isolation(
-        name=key,
-        namespaces=fields.patterns("namespaces"),
-        primary=fields.patterns("primary"),
-        secondary=fields.patterns("secondary", required=False),
-        min_limit=fields.integer("min_limit", MIN_LIMIT_DEFAULT, most=_LIMIT_MAX),
-        usage_threshold=fields.integer(
-            "usage_threshold", USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX
-        ),
-    )
-
-
-def _pin(key: str, fields: _Fields) -> Pin:
-    low, high = fields.range("range")
-    return Pin(
-        name=key,
-        namespace=fields.namespace("namespace"),
-        low=low,
-        high=high,
-        brokers=fields.broker_ids("brokers"),
-    )
-
-
-def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
-    return FailureDomain(name=key, brokers=fields.broker_ids("brokers", required=False))
-
-
-def _maintenance(key: str, fields: _Fields) -> Maintenance:
-    return Maintenance(
-        name=key,
-        reason=fields.text("reason"),
-        until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS),
-    )
-
-
-def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
-    fields.checked(check_broker_id, key.partition("/")[2])
-    return _maintenance(key, fields)
-
-
-def _control(key: str, fields: _Fields, *, least_ms: int = 0) -> Control:
-    until_ms = fields.integer("until_ms", 0, least=least_ms, most=_TIME_MAX_MS)
-    return Control(name=key, reason=fields.text("reason"), until_ms=until_ms)
-
-
-def _pause(key: str, fields: _Fields) -> Control:
-    if key != PAUSE_KEY:
-        raise InvalidPolicy(policy=key, problem=f"only balancing can be paused, by {PAUSE_KEY}")
-    return _control(key, fields, least_ms=1)
-
-
-def _freeze(key: str, fields: _Fields) -> Control:
-    fields.checked(check_namespace, key.partition("/")[2])
-    return _control(key, fields)
-
-
-def _quarantine(key: str, fields: _Fields) -> Quarantine:
-    fields.checked(parse_bundle, key.partition("/")[2])
-    until_ms = fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS)
-    hold_ms = fields.integer("hold_ms", 0, least=1, most=_TIME_MAX_MS)
-    return Quarantine(
-        name=key,
-        reason=fields.text("reason"),
-        until_ms=until_ms,
-        hold_ms=hold_ms,
-        evidence=fields.offsets("evidence"),
-    )
-
-
-def _tenant(key: str, fields: _Fields) -> Tenant:
-    roles, clusters = fields.texts("admin_roles", required=False), fields.texts("allowed_clusters")
-    return Tenant(name=key, admin_roles=roles, allowed_clusters=clusters)
-
-
-def _grant(key: str, fields: _Fields) -> Grant:
-    return Grant(role=key.partition("/")[2], right=fields.right("right"))
 
 
 def _numbered(name: str, items: Iterable[Scalar]) -> dict[str, Scalar]:
@@ -580,7 +505,7 @@ class _Fields:
         """Return what `check` makes of a value. `where` begins the problem."""
         try:
             return check(value)
-        except InvalidName as error:
+        except (InvalidName, ValueError) as error:
             raise self._wrong(f"{where}{error}") from None
 
     def text(self, name: str) -> str:
@@ -667,17 +592,92 @@ class _Fields:
         return InvalidPolicy(policy=self._policy, problem=problem)
 
 
-_PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
-    ISOLATION: _isolation,
-    PIN: _pin,
-    FAILURE_DOMAIN: _failure_domain,
-    MAINTENANCE: _broker_maintenance,
-    DOMAIN_MAINTENANCE: _maintenance,
-    PAUSE: _pause,
-    FREEZE: _freeze,
-    QUARANTINE: _quarantine,
-    TENANT: _tenant,
-    GRANT: _grant,
+def _pin(*, name: str, range: tuple[int, int], namespace: str, brokers: tuple[str, ...]) -> Pin:  # noqa: A002 - as the field
+    low, high = range
+    return Pin(name=name, namespace=namespace, low=low, high=high, brokers=brokers)
+
+
+def _grant(*, name: str, right: Right) -> Grant:
+    return Grant(role=name.partition("/")[2], right=right)
+
+
+def _check_is_balancing(name: str) -> None:
+    if name != PAUSE_KEY.partition("/")[2]:
+        raise ValueError(f"only balancing can be paused, by {PAUSE_KEY}")
+
+
+_Read = Callable[[_Fields, str], object]
+_OPTIONAL_IDS: Final[_Read] = partial(_Fields.broker_ids, required=False)
+_TIME: Final[_Read] = partial(_Fields.integer, default=0, most=_TIME_MAX_MS)
+_SOME_TIME: Final[_Read] = partial(_Fields.integer, default=0, least=1, most=_TIME_MAX_MS)
+_NO_CHECK: Final[Callable[[str], object]] = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """How a policy of one kind is read: the check of the NAME in its key, how each field is read,
+    in this order, and what is made of them.
+    """
+
+    made: Callable[..., Policy]
+    fields: Mapping[str, _Read]
+    check: Callable[[str], object] = _NO_CHECK
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    ISOLATION: _Kind(
+        made=Isolation,
+        fields={
+            "namespaces": _Fields.patterns,
+            "primary": _Fields.patterns,
+            "secondary": partial(_Fields.patterns, required=False),
+            "min_limit": partial(_Fields.integer, default=MIN_LIMIT_DEFAULT, most=_LIMIT_MAX),
+            "usage_threshold": partial(
+                _Fields.integer, default=USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX
+            ),
+        },
+    ),
+    PIN: _Kind(
+        made=_pin,
+        fields={
+            "range": _Fields.range,
+            "namespace": _Fields.namespace,
+            "brokers": _Fields.broker_ids,
+        },
+    ),
+    FAILURE_DOMAIN: _Kind(made=FailureDomain, fields={"brokers": _OPTIONAL_IDS}),
+    MAINTENANCE: _Kind(
+        made=Maintenance,
+        fields={"reason": _Fields.text, "until_ms": _TIME},
+        check=check_broker_id,
+    ),
+    DOMAIN_MAINTENANCE: _Kind(made=Maintenance, fields={"reason": _Fields.text, "until_ms": _TIME}),
+    PAUSE: _Kind(
+        made=Control,
+        fields={"until_ms": _SOME_TIME, "reason": _Fields.text},
+        check=_check_is_balancing,
+    ),
+    FREEZE: _Kind(
+        made=Control, fields={"until_ms": _TIME, "reason": _Fields.text}, check=check_namespace
+    ),
+    QUARANTINE: _Kind(
+        made=Quarantine,
+        fields={
+            "until_ms": _SOME_TIME,
+            "hold_ms": _SOME_TIME,
+            "reason": _Fields.text,
+            "evidence": _Fields.offsets,
+        },
+        check=parse_bundle,
+    ),
+    TENANT: _Kind(
+        made=Tenant,
+        fields={
+            "admin_roles": partial(_Fields.texts, required=False),
+            "allowed_clusters": _Fields.texts,
+        },
+    ),
+    GRANT: _Kind(made=_grant, fields={"right": _Fields.right}),
 }
 
 

@@ -53,7 +53,9 @@ from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.log import FIRST_OFFSET, CompactedSnapshot, Entry
 from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe
 from equipoise.channel.snapshots.snapshot_rows import view_of
 
 
@@ -121,6 +123,18 @@ class SharedLog:
     def skip(self, offsets: int) -> None:
         """Leave a gap before the next record."""
         self._next += offsets
+
+    def story(self) -> list[str]:
+        """Return the records as text, without renewals: the lines of `equipoise channel tail`."""
+        reader = self.reader()
+        names, lines = Names(reader.view), list[str]()
+        for entry in self.entries:
+            folded = reader.feed(entry)
+            names.learn(folded)
+            if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
+                first, *more = describe(folded, reader.view, names)
+                lines += [f"{folded.offset:>6}  {first}", *(f"{'':8}{line}" for line in more)]
+        return lines
 
     def append(self, data: bytes) -> None:
         """Append a record."""

@@ -7,7 +7,7 @@ only when a test moves it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
@@ -15,14 +15,13 @@ from typing import Final, Generic, Self, TypeVar
 from equipoise.brokers.agent.events import Tick, Wanted
 from equipoise.brokers.agent.requests import Unload
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
-from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
 from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.agent_host import SharedLog
-from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
+from equipoise.brokers.testing.virtual_member import Member, PlacementByHand, VirtualClock, World
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import (
     CallerError,
@@ -38,9 +37,8 @@ from equipoise.channel.core.ranges import (
     key_hash,
 )
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import BundleTransition, Renewed
+from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.story import Names, describe
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.loop_thread import not_running
 
@@ -112,7 +110,7 @@ class Cluster(Generic[S]):
         self._make_service = service
         self._patience_s = patience_ms / 1_000
         self._clock = VirtualClock()
-        self._placement = _PlacementByHand()
+        self._placement = PlacementByHand()
         self._log = SharedLog(name="virtual", cluster="virtual", folded=self._folded)
         self._world = World(
             clock=self._clock, log=self._log, placement=self._placement, serves_peers=serves_peers
@@ -359,16 +357,7 @@ class Cluster(Generic[S]):
         """Return the records of the channel as text, without renewals: the lines of `equipoise
         channel tail`.
         """
-        reader = self._log.reader()
-        names = Names(reader.view)
-        lines: list[str] = []
-        for entry in self._log.entries:
-            folded = reader.feed(entry)
-            names.learn(folded)
-            if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
-                first, *more = describe(folded, reader.view, names)
-                lines += [f"{folded.offset:>6}  {first}", *(f"{'':8}{line}" for line in more)]
-        return lines
+        return self._log.story()
 
     # --- implementation ---
 
@@ -524,49 +513,3 @@ def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
             what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}"
         )
     return names
-
-
-class _PlacementByHand:
-    """Places bundles as production does, except for bundles that the test has given to a broker or
-    taken.
-    """
-
-    def __init__(self) -> None:
-        self.wishes: dict[str, str] = {}
-        self.taken: set[str] = set()
-        self._others = FewestBundles()
-
-    def place(
-        self,
-        view: View,
-        bundles: Sequence[BundleEntry],
-        *,
-        avoid: Mapping[str, frozenset[int]],
-        at_most: int,
-    ) -> dict[str, int]:
-        """Place as `brokers.balancing.placement.Placement` defines. A wish for a broker that is not
-        up is ignored.
-        """
-        up = {
-            broker.broker: broker.incarnation
-            for broker in view.live_brokers()
-            if broker.status == "up"
-        }
-        wished = {
-            bundle.name: up[wish]
-            for bundle in bundles
-            if (wish := self.wishes.get(bundle.name)) in up
-        }
-        others = [
-            bundle
-            for bundle in bundles
-            if bundle.name not in wished and bundle.name not in self.taken
-        ]
-        granted = [
-            (name, owner)
-            for name, owner in wished.items()
-            if owner not in avoid.get(name, frozenset())
-        ][:at_most]
-        return dict(granted) | self._others.place(
-            view, others, avoid=avoid, at_most=at_most - len(granted)
-        )

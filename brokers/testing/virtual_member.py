@@ -17,7 +17,7 @@ from equipoise.brokers.agent.events import DrainRequested, Event, Instant, Undra
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.requests import Intent, action_of, refusal, rejection, subject_of
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.balancing.placement import FewestBundles, Placement
 from equipoise.brokers.runtime.callers import Line
 from equipoise.brokers.runtime.router import OpenedBundles, Router, all_of, by_owner, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
@@ -25,7 +25,7 @@ from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
@@ -54,6 +54,52 @@ class VirtualClock:
         return self.boot_ms * 1_000_000
 
 
+class PlacementByHand:
+    """Places bundles as production does, except for bundles that the test has given to a broker or
+    taken.
+    """
+
+    def __init__(self) -> None:
+        self.wishes: dict[str, str] = {}
+        self.taken: set[str] = set()
+        self._others = FewestBundles()
+
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """Place as `brokers.balancing.placement.Placement` defines. A wish for a broker that is not
+        up is ignored.
+        """
+        up = {
+            broker.broker: broker.incarnation
+            for broker in view.live_brokers()
+            if broker.status == "up"
+        }
+        wished = {
+            bundle.name: up[wish]
+            for bundle in bundles
+            if (wish := self.wishes.get(bundle.name)) in up
+        }
+        others = [
+            bundle
+            for bundle in bundles
+            if bundle.name not in wished and bundle.name not in self.taken
+        ]
+        granted = [
+            (name, owner)
+            for name, owner in wished.items()
+            if owner not in avoid.get(name, frozenset())
+        ][:at_most]
+        return dict(granted) | self._others.place(
+            view, others, avoid=avoid, at_most=at_most - len(granted)
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class World:
     """The parts that the members share, and that outlive them.
@@ -65,7 +111,7 @@ class World:
 
     clock: VirtualClock
     log: SharedLog
-    placement: Placement
+    placement: PlacementByHand
     serves_peers: bool
     members: dict[str, Member] = field(default_factory=dict)
     directories: dict[str, Directory] = field(default_factory=dict)

@@ -47,6 +47,17 @@ class CompactedSnapshot:
     rows: Mapping[str, bytes]
 
 
+def replaced(before: Mapping[str, bytes], rows: Iterable[SnapshotRow]) -> dict[str, bytes]:
+    """Return the rows of a snapshot that held `before`, once `rows` are written."""
+    after = dict(before)
+    for key, data in rows:
+        if data is None:
+            after.pop(key, None)
+        else:
+            after[key] = data
+    return after
+
+
 class SnapshotStore(Protocol):
     """The rows of a channel's keys and one marker, replaced in one transaction and read as of the
     last one.

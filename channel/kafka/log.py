@@ -54,7 +54,7 @@ from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
 from equipoise.channel.kafka.topic import HEADER, fitting_topic, mark, needed_of_log
-from equipoise.channel.system.clocks import latest_ms, position_by
+from equipoise.channel.system.clocks import ahead_by, latest_ms, position_by
 from equipoise.channel.system.deadline import Deadline
 
 OPEN_MS_MAX: Final = 10_000
@@ -252,13 +252,11 @@ class KafkaLog:
 
     def ahead(self, position: int) -> int | None:
         """See `Log.ahead`."""
-        earliest_ms = latest_ms() + 1
-        found = self._offset_at(earliest_ms)
+        found = self._offset_at(latest_ms() + 1)
         if found is None or found >= position:
             return found
         self._ask_bounds()
-        timed = self._first_timed(position, self._end + 1, earliest_ms, INTEGER_MAX)
-        return None if timed is None else timed[0]
+        return ahead_by(self._first_timed, position, below=self._end + 1)
 
     def _offset_at(self, time_ms: int) -> int | None:
         try:

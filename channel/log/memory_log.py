@@ -28,12 +28,12 @@ from equipoise.channel.core.log import (
     SnapshotRow,
     check_batch,
     check_position,
+    replaced,
     unchecked,
     unwatched,
 )
-from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.side_log import Document, Kept, SideTopic
-from equipoise.channel.system.clocks import latest_ms, next_ms, position_by
+from equipoise.channel.system.clocks import ahead_by, next_ms, position_by
 
 _NO_CLAIM: Final = -1
 """Never the newest claim."""
@@ -87,13 +87,8 @@ class MemorySnapshotStore:
         with storage.lock:
             if storage.claim != claim:
                 raise SnapshotFenced(log=self._name)
-            after = {} if storage.image is None else dict(storage.image.rows)
-            for key, data in changes:
-                if data is None:
-                    after.pop(key, None)
-                else:
-                    after[key] = data
-            storage.image = CompactedSnapshot(marker=marker, rows=after)
+            before = {} if storage.image is None else storage.image.rows
+            storage.image = CompactedSnapshot(marker=marker, rows=replaced(before, changes))
         self._claim = claim
 
 
@@ -207,10 +202,7 @@ class MemoryLog:
         """See `Log.ahead`."""
         storage = self._storage
         with storage.changed:
-            timed = self._first_timed(
-                max(position, storage.start), storage.end + 1, latest_ms() + 1, INTEGER_MAX
-            )
-            return None if timed is None else timed[0]
+            return ahead_by(self._first_timed, max(position, storage.start), below=storage.end + 1)
 
     def _first_timed(
         self, position: int, below: int, from_ms: int, to_ms: int

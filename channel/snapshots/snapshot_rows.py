@@ -73,6 +73,8 @@ _ROWS_BETWEEN_CHECKS: Final = 1_000
 # another digest.
 Raw = Mapping[str, Any]
 
+Entry = NamespaceEntry | PolicyEntry | BrokerEntry | BundleEntry
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
@@ -98,7 +100,6 @@ class Marker:
     bytes_below: int = 0
     checkpoints: tuple[tuple[int, int], ...] = ()
     copied: bool = False
-    format: int = FORMAT
 
     @property
     def position(self) -> int:
@@ -150,7 +151,7 @@ def encode_marker(marker: Marker) -> bytes:
         MARKER_KEY,
         {
             "kind": MARKER_KEY,
-            "format": marker.format,
+            "format": FORMAT,
             "log": marker.log,
             "cluster": marker.cluster,
             "base": marker.base,
@@ -236,13 +237,8 @@ def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
 def keys_of(view: View) -> frozenset[str]:
     """Return the keys of all rows of a view."""
     scalars = () if view.genesis is None else (_GENESIS, _LEVEL)
-    kinds = (
-        ("namespace", view.namespaces),
-        ("policy", view.policies),
-        ("broker", view.brokers),
-        ("bundle", view.bundles),
-    )
-    return frozenset((*scalars, *(f"{kind}:{name}" for kind, entries in kinds for name in entries)))
+    keys = (f"{kind}:{name}" for kind, entries in _entries_of(view) for name in entries)
+    return frozenset((*scalars, *keys))
 
 
 def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[SnapshotRow]:
@@ -252,18 +248,10 @@ def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[Snapsh
     The view must not change meanwhile.
     """
     yield from _scalar_rows(view, since)
-    for namespace in view.namespaces.values():
-        if namespace.last > since:
-            yield _namespace_row(namespace)
-    for policy in view.policies.values():
-        if policy.last > since:
-            yield _policy_row(policy)
-    for broker in view.brokers.values():
-        if broker.last > since:
-            yield _broker_row(broker)
-    for bundle in view.bundles.values():
-        if bundle.last > since:
-            yield _bundle_row(bundle)
+    for kind, entries in _entries_of(view):
+        for name, entry in entries.items():
+            if entry.last > since:
+                yield _row_of(kind, name, entry)
     for key in gone:
         yield SnapshotRow(key, None)
 
@@ -287,55 +275,29 @@ def _scalar_rows(view: View, since: int) -> Iterator[SnapshotRow]:
         )
 
 
-def _namespace_row(entry: NamespaceEntry) -> SnapshotRow:
-    fields = {"status": entry.status, "created": entry.created, "policies": entry.policies}
-    return _row(
-        f"namespace:{entry.name}",
-        {"kind": "namespace", "key": entry.name, "last": entry.last, **fields},
-    )
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "namespace": ("status", "created", "policies"),
+    "policy": ("document",),
+    # Without the sequence, which rises with each record of a broker: the marker keeps that.
+    "broker": ("incarnation", "status", "digest_after"),
+    "bundle": ("namespace", "low", "high", "phase", "owner", "source", "token"),
+}
+"""The fields of an entry in its row, by kind, in this order."""
 
 
-def _policy_row(entry: PolicyEntry) -> SnapshotRow:
-    return _row(
-        f"policy:{entry.name}",
-        {"kind": "policy", "key": entry.name, "last": entry.last, "document": entry.document},
-    )
+def _entries_of(view: View) -> Iterable[tuple[str, Mapping[str, Entry]]]:
+    """Return the entries of a view by kind and name, in the order of the rows."""
+    return zip(_FIELDS, (view.namespaces, view.policies, view.brokers, view.bundles), strict=True)
 
 
-def _broker_row(entry: BrokerEntry) -> SnapshotRow:
-    """Return a broker's row. Its sequence rises with each of its records, so the marker keeps
-    that.
-    """
-    return _row(
-        f"broker:{entry.broker}",
-        {
-            "kind": "broker",
-            "key": entry.broker,
-            "last": entry.last,
-            "incarnation": entry.incarnation,
-            "status": entry.status,
-            "digest_after": entry.digest_after,
-            "joined": encode(entry.joined).decode(),
-        },
-    )
-
-
-def _bundle_row(entry: BundleEntry) -> SnapshotRow:
-    fields = {
-        "kind": "bundle",
-        "key": entry.name,
-        "last": entry.last,
-        "namespace": entry.namespace,
-        "low": entry.low,
-        "high": entry.high,
-        "phase": entry.phase,
-        "owner": entry.owner,
-        "source": entry.source,
-        "token": entry.token,
-    }
-    if entry.phase == "splitting":
+def _row_of(kind: str, name: str, entry: Entry) -> SnapshotRow:
+    fields = {"kind": kind, "key": name, "last": entry.last}
+    fields |= {field: getattr(entry, field) for field in _FIELDS[kind]}
+    if isinstance(entry, BrokerEntry):
+        fields["joined"] = encode(entry.joined).decode()
+    if isinstance(entry, BundleEntry) and entry.phase == "splitting":
         fields |= {"algorithm": entry.algorithm, "positions": entry.positions}
-    return _row(f"bundle:{entry.name}", fields)
+    return _row(f"{kind}:{name}", fields)
 
 
 def _row(key: str, fields: Raw) -> SnapshotRow:

@@ -39,13 +39,12 @@ from equipoise.channel.core.log import (
     check_batch,
     check_position,
 )
-from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
 from equipoise.channel.sqlite.format import HISTORY
 from equipoise.channel.sqlite.notifier import Notifier
 from equipoise.channel.sqlite.snapshot_store import SqliteSnapshotStore
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
-from equipoise.channel.system.clocks import latest_ms, next_ms, position_by
+from equipoise.channel.system.clocks import ahead_by, next_ms, position_by
 from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_file_system
 
 RECHECK_MS: Final = 250
@@ -217,10 +216,7 @@ class SqliteLog:
     def ahead(self, position: int) -> int | None:
         """See `Log.ahead`."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            timed = self._first_timed(
-                max(position, bounds.start), bounds.end + 1, latest_ms() + 1, INTEGER_MAX
-            )
-            return None if timed is None else timed[0]
+            return ahead_by(self._first_timed, max(position, bounds.start), below=bounds.end + 1)
 
     def _first_timed(
         self, position: int, below: int, from_ms: int, to_ms: int

@@ -64,3 +64,9 @@ def position_by(first_timed: FirstTimed, time_ms: int, *, low: int, high: int) -
         else:
             low = timed[0] + 1
     return low
+
+
+def ahead_by(first_timed: FirstTimed, position: int, *, below: int) -> int | None:
+    """Return `Log.ahead` for the entries from `position` on below another."""
+    timed = first_timed(position, below, latest_ms() + 1, INTEGER_MAX)
+    return None if timed is None else timed[0]

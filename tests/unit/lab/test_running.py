@@ -13,7 +13,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     RoundSettings,
 )
 from equipoise.lab.results import Result, RunMove, floor_at, front, starting_owners
-from equipoise.lab.running import Conditions, run
+from equipoise.lab.running import run
 from equipoise.lab.traces import Shape, Trace, TraceBroker, generated
 
 _SMALL = Shape(brokers=4, bundles=40, duration_s=900.0)
@@ -69,7 +69,7 @@ def test_bundles_of_a_lost_broker_are_placed_and_do_not_count_as_moves() -> None
 def test_moves_take_their_time_and_are_bounded() -> None:
     trace = generated("broker-added", _SMALL)
     settings = BalancingSettings(balancing=RoundSettings(moves_max=1))
-    slow = run(trace, settings, conditions=Conditions(move_ms=5_000))
+    slow = run(trace, settings, move_ms=5_000)
     times = [move.at_s for move in slow.moves]
     assert len(times) > 2
     assert min(np.diff(times)) >= 5, "one at a time"
