@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -30,7 +29,6 @@ from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.silence import look
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
         watching(
             JOB,
             screen,
-            log=LookedAt(name, partial(look, options.log_url)),
+            log=LookedAt.at(name, options.log_url),
             metrics_port=options.metrics_port,
         ) as watch,
     ):

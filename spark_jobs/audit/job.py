@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -37,7 +36,6 @@ from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.silence import look
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
         watching(
             JOB,
             screen,
-            log=LookedAt(name, partial(look, options.log_url)),
+            log=LookedAt.at(name, options.log_url),
             metrics_port=options.metrics_port,
             rules=RULES,
         ) as watch,

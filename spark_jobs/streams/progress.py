@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,7 +26,7 @@ from rich.text import Text
 from equipoise.channel.core.errors import CallerError
 from equipoise.spark_jobs.streams.batch_report import BatchDone, Rate, batch_done, progress_line
 from equipoise.spark_jobs.streams.options import Screen
-from equipoise.spark_jobs.streams.silence import Seen, Silence
+from equipoise.spark_jobs.streams.silence import Seen, Silence, look
 
 NOTE_MS: Final = 10_000
 """How often to print a progress line where there is no live line, such as in a log file."""
@@ -122,6 +122,11 @@ class LookedAt:
 
     name: str
     look: Callable[[], Seen]
+
+    @classmethod
+    def at(cls, name: str, url: str) -> Self:
+        """Return the log at a URL, which each check opens."""
+        return cls(name, partial(look, url))
 
 
 class Watch:

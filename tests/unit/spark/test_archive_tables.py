@@ -394,21 +394,6 @@ def test_a_snapshot_has_its_digest_and_counts_in_columns(tmp_path: Path) -> None
     assert [{"position": 2, "digest": str(view.digest()), "bundles": 0, "brokers": 0}] == found
 
 
-def test_findings_of_two_generations_are_read_once(tmp_path: Path) -> None:
-    """An audit that lost its checkpoint starts again, and repeats its findings."""
-    first, second = (
-        row(Table.FINDINGS, offset, 0, {"rule": "r", "subject": "log:", "text": "t"})
-        for offset in (4, 6)
-    )
-    with sink_of(tmp_path, writer="audit") as sink:
-        sink.write(0, as_rows([first]))
-    with sink_of(tmp_path, writer="audit") as sink:
-        assert 2 == sink.manifest.generation
-        sink.write(0, as_rows([first, second]))
-    assert [4, 6] == offsets(Archive(tmp_path), Table.FINDINGS)
-    assert 2 == Archive(tmp_path).table(Table.FINDINGS, columns=reading.FINDING).num_rows
-
-
 def test_rows_are_replaced_at_once(tmp_path: Path) -> None:
     """Until all new rows are there, readers see the older ones. Files that are left over are
     removed.

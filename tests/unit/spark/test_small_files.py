@@ -74,17 +74,6 @@ def names(archive: Archive) -> list[str]:
     return sorted(path.name for path in archive.path.glob("records/day=*/*"))
 
 
-def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
-    """The rows stay the same. The last batch keeps its own file, because it may be repeated."""
-    archive = filled(tmp_path)
-    before = archive.table(Table.RECORDS)
-    done = compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
-    assert (BATCHES - 1, 1) == (done.before, done.after)
-    assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
-    assert before.equals(archive.table(Table.RECORDS))
-    assert Joined() == compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
-
-
 @pytest.mark.parametrize(("step", "times"), CRASHES)
 def test_a_crash_at_any_step_loses_and_doubles_no_row(
     tmp_path: Path, step: str, times: int

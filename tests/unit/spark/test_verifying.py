@@ -17,11 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.propose import close_log
-from equipoise.channel.core.records import Unreadable
 from equipoise.channel.core.snapshot import to_bytes
-from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.sequence.emitted import Table
@@ -32,7 +29,7 @@ from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification,
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.channels.busy_channel import BusyChannel
 from tests.channels.folding import Channel
-from tests.spark.archived import NOON_MS, archive_entries
+from tests.spark.archived import archive_entries
 
 RECORDS, SNAPSHOT_RECORDS, BATCH_RECORDS = 900, 100, 130
 
@@ -81,23 +78,6 @@ def replaced(rows: pa.Table, offset: int, /, **cells: object) -> pa.Table:
     """Return the rows with other cells at one offset."""
     changed = [row if row["offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
     return pa.Table.from_pylist(changed, schema=rows.schema)
-
-
-def test_the_busy_channel_is_one_that_brokers_could_write() -> None:
-    """Its records have the codec's form, and its digests match."""
-    view, kinds = View(), Counter[str]()
-    for offset, data in entries_of():
-        record = decode(data)
-        assert isinstance(record, Unreadable) or data == encode(record)
-        verdict = apply(view, offset, record)
-        assert not verdict.diverged
-        kinds[f"{type(record).__name__} {verdict.reason or 'accepted'}"] += 1
-    assert {
-        "Renewed accepted",
-        "BundleTransition accepted",
-        "BundleTransition stale",
-        "Unreadable malformed",
-    } <= kinds.keys()
 
 
 # --- the plan
@@ -234,13 +214,6 @@ def test_entries_after_the_end_of_a_closed_channel_are_no_difference(tmp_path: P
     archive_entries(entries, tmp_path / "archive", snapshot_records=2, batch_records=10)
     result = verified(tmp_path / "archive")
     assert [(), len(entries), 1] == [result.differences, result.records, result.not_folded]
-
-
-def test_a_part_of_an_archive(archive: Path) -> None:
-    """With a period only the segments that touch it are replayed."""
-    result = verified(archive, from_ms=NOON_MS + 350, to_ms=NOON_MS + 420)
-    assert [(), 2] == [result.differences, result.segments]
-    assert 100 < result.records <= 2 * SNAPSHOT_RECORDS
 
 
 # --- archives with differences
@@ -392,18 +365,6 @@ def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
     assert {("renewal", None), ("damaged", str(damaged))} == {
         (found.kind, found.file) for found in verified(archive).differences
     }
-
-
-def test_a_forged_renewal_hides_no_loss(archive: Path) -> None:
-    """A record that is missing after a forged renewal of its segment is reported, too."""
-    forged = forge_renewal(archive, range(502, 521))
-    lost = accepted_transition(archive, above=521)
-    rewrite(archive, "records", lambda rows: _without(rows, lost), offset=lost)
-    renewal, gone = verified(archive).differences
-    assert ("renewal", forged) == (renewal.kind, renewal.last)
-    assert gone.kind in {"verdict", "digest"}
-    assert gone.last is not None
-    assert lost <= gone.last < lost + SNAPSHOT_RECORDS
 
 
 @pytest.mark.parametrize("place", [0, 3, -1])

@@ -12,7 +12,6 @@ from equipoise.channel.core.side_log import SideLogUnavailable, read_on
 from equipoise.channel.log.memory_log import MemorySideLog
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
-from equipoise.spark_jobs.audit.job import lines as lines_of
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 
 FOUND = Finding(
@@ -61,8 +60,3 @@ def test_a_missing_right_is_logged_once_and_another_failure_raised(
 def test_a_log_in_memory_is_refused() -> None:
     with pytest.raises(CallerError, match="cannot open a log at"):
         FindingsOut("memory:test")
-
-
-def test_lines_of_a_finding() -> None:
-    lines = list(lines_of(FOUND, log="sqlite:a b.db"))
-    assert ["alarm hole at 3, namespace t/n: a hole", "  look"] == lines

@@ -92,30 +92,11 @@ def test_every_memory_is_restored() -> None:
         assert stored.audit.memory == spark.audit().audit.memory
 
 
-def test_a_postponed_timer_stays_set() -> None:
-    """It fires once without effect."""
-    spark = FakeSpark("namespace:t/n")
-    for due_ms in (1_000, 2_000, 3_000):
-        saved(spark, forget_ms=due_ms)
-    assert {1_000} == spark.timers
-    assert [] == spark.advance(1_500)
-    assert {3_000} == spark.timers
-
-
 def test_an_earlier_timer_replaces_the_one_that_is_set() -> None:
     spark = FakeSpark("namespace:t/n")
     for due_ms in (3_000, 1_000):
         saved(spark, forget_ms=due_ms)
     assert ({1_000}, 1) == (spark.timers, spark.calls["delete"])
-
-
-def test_a_cancelled_timer_leaves_nothing() -> None:
-    spark = FakeSpark("namespace:t/n")
-    for due_ms in (1_000, None):
-        saved(spark, forget_ms=due_ms)
-    assert spark.value is not None
-    assert [] == spark.advance(1_500)
-    assert [None, set()] == [spark.value, spark.timers]
 
 
 def test_a_finding_at_another_time_is_the_same() -> None:

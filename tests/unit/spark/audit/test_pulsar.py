@@ -40,8 +40,3 @@ def test_a_bundle_is_stuck_if_load_reports_went_on(
     frames = job.audit_bundles(newest_ms, read, beginnings=beginnings)
     rows = pd.concat(frames)
     assert rules == rows[rows["table"] == Table.FINDINGS.value]["kind"].tolist()
-
-
-def test_an_empty_recording_has_no_time(tmp_path: Path) -> None:
-    with open_archive(tmp_path / "pulsar.db", create_for="pulsar://127.0.0.1:6650") as archive:
-        assert not job.newest_ms(str(archive.path), messages=0, reports=0)

@@ -228,22 +228,3 @@ def test_the_folds_state_is_adopted_at_the_first_fact() -> None:
     story.tell(record, offset=20, before={"status": "draining", "incarnation": 3, "last": 9})
     standing = story.memory
     assert ["draining", 3, [9, 20]] == [standing.status, standing.incarnation, standing.lasts]
-
-
-def test_a_gap_invalidates_what_was_known() -> None:
-    story = BrokerStory().joined()
-    story.own(reason="a")
-    story.sequence -= 1
-    story.offset = 100
-    record = {
-        "kind": "bundle",
-        "key": "k",
-        "expected_offset": 0,
-        "publisher": "b1",
-        "incarnation": 1,
-        "sequence": 1,
-        "state": "free",
-    }
-    story.tell(record, verdict="late", context={"begun": 90})
-    assert [] == story.findings
-    assert ["unknown", 90] == [story.memory.status, story.memory.begun]

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from equipoise.spark_jobs.rules.bundle import BundleMemory
-from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
+from equipoise.spark_jobs.rules.memory import REPORTED_MAX
 from equipoise.spark_jobs.rules.serving import GONE_FOR_MS
-from equipoise.spark_jobs.rules.transitions import DEATHS, STEPS
+from equipoise.spark_jobs.rules.transitions import STEPS
 from tests.unit.spark.rules.bundle_facts import (
     ADMIN,
     BUNDLE,
@@ -330,22 +329,6 @@ def test_two_servers_at_once() -> None:
     assert (LAST, NEW_TOKEN) == story.findings[-1].offsets
 
 
-@pytest.mark.parametrize(("phase", "role"), DEATHS)
-def test_each_death(phase: str, role: str) -> None:
-    made = {
-        ("transferring", "owner"): entry("owned", owner=SOURCE),
-        ("handing_over", "owner"): entry("owned", owner=SOURCE),
-        ("transferring", "source"): entry("assigning", owner=OWNER),
-        ("handing_over", "source"): NEWLY_OWNED,
-    }.get((phase, role), entry("free"))
-    story = (
-        BundleStory()
-        .begin(phase)
-        .accepted(DEATH, standing_in(phase), made, dead=OWNER if role == "owner" else SOURCE)
-    )
-    assert [] == story.findings
-
-
 def test_a_death_that_leaves_the_bundle() -> None:
     story = BundleStory().begin("owned").accepted(DEATH, None, None, dead=OWNER)
     assert ["death_left_bundle"] == story.rules
@@ -362,19 +345,6 @@ def test_a_rejected_record_that_changes_the_bundle() -> None:
         after=UNLOADING,
     )
     assert ["state_differs"] == story.rules
-
-
-def test_the_folds_state_is_adopted_at_the_first_accepted_record() -> None:
-    story = BundleStory().rejected(transition("free", by=OTHER), "stale")
-    story.accepted(UNLOADED, standing_in("owned"), UNLOADING)
-    assert [] == story.findings
-    last = NEW_TOKEN + 1
-    story.accepted(
-        transition("free", by=OTHER, expected_offset=last),
-        entry("unloading", source=OWNER, last=last),
-        entry("free"),
-    )
-    assert ["wrong_actor"] == story.rules
 
 
 def test_a_gap_invalidates_the_state() -> None:
@@ -484,20 +454,6 @@ def test_a_deleted_bundle_is_forgotten_after_an_hour() -> None:
         assert (True, None) == (story.audit.is_blank, story.audit.memory.due_ms)
 
 
-def test_a_flood_is_held_back() -> None:
-    """Each rule has its own limit."""
-    story = BundleStory().begin("owned")
-    senseless = transition("transferring", by=OTHER, owner=77, source=OWNER)
-    for _ in range(REPORTED_MAX + 7):
-        story.rejected(senseless, "dead_target", target="never")
-    story.rejected(senseless, "stale", target="up")
-    assert ["writes_what_it_may_not"] * REPORTED_MAX + ["verdict_differs"] == [
-        rule for rule, _ in story.found
-    ]
-    story.wait(2 * PERIOD_MS)
-    assert "7 more findings like the last ones were held back" in story.findings[-1].text
-
-
 def test_a_flood_about_a_bundle_that_never_existed_is_forgotten() -> None:
     story = BundleStory()
     for _ in range(REPORTED_MAX + 7):
@@ -511,44 +467,3 @@ def test_a_flood_about_a_bundle_that_never_existed_is_forgotten() -> None:
     for _ in range(2):
         story.wait(GONE_FOR_MS)
     assert (True, None) == (story.audit.is_blank, story.audit.memory.due_ms)
-
-
-def test_an_existing_bundle_is_not_forgotten() -> None:
-    story = BundleStory()
-    story.tell(EVIDENCE, verdict=None, source="serving")
-    story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
-    story.wait(GONE_FOR_MS)
-    story.wait(GONE_FOR_MS)
-    memory = story.audit.memory
-    assert isinstance(memory, BundleMemory)
-    assert (True, 1) == (memory.state is not None, len(memory.serving.stretches))
-
-
-def test_evidence_waits_for_the_first_record() -> None:
-    story = BundleStory()
-    story.tell({**EVIDENCE, "incarnation": OTHER}, verdict=None, source="serving")
-    story.accepted(JOIN, None, OWNED, owner=OWNER, begun=60)
-    assert ["served_without_ownership"] == story.rules
-
-
-def test_evidence_is_compared_with_the_audits_own_ownerships() -> None:
-    story = BundleStory()
-    story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
-    story.tell(EVIDENCE, verdict=None, source="serving")
-    assert [] == story.findings
-    story.tell(
-        {**EVIDENCE, "incarnation": OTHER, "boot": "another"}, verdict=None, source="serving"
-    )
-    assert ["served_without_ownership"] == story.rules
-
-
-def test_a_finding_names_bundle_publisher_and_command() -> None:
-    record = transition("unloading", by=OTHER, source=OWNER, expected_offset=LAST - 1)
-    (found,) = (
-        BundleStory()
-        .begin("owned")
-        .accepted(record, standing_in("owned"), entry("unloading", source=OWNER))
-        .findings
-    )
-    assert (f"bundle:{BUNDLE}", "b13") == (found.subject, found.publisher)
-    assert f"equipoise channel why {BUNDLE} --log {{log}}" == found.command

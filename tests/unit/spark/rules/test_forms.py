@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.records import Unreadable
-from equipoise.spark_jobs.rules.forms import form_of, is_well_formed
+from equipoise.spark_jobs.rules.forms import is_well_formed
 from tests.channels.every_kind import RECORDS
 from tests.channels.walk import STRANGE
 
@@ -48,8 +48,3 @@ def test_forms_and_codec_agree(place: int) -> None:
     for raw in broken:
         again = orjson.loads(orjson.dumps(raw))
         assert (not isinstance(decode(orjson.dumps(raw)), Unreadable)) == is_well_formed(again), raw
-
-
-@pytest.mark.parametrize("kind", [None, 7, [], "coup", "broker joined", "broker renewed", ""])
-def test_what_is_no_kind(kind: object) -> None:
-    assert form_of({"kind": kind}) is None

@@ -56,16 +56,6 @@ def test_a_lease_from_before_the_audit_cannot_be_checked() -> None:
     assert [] == story.findings
 
 
-@pytest.mark.parametrize("excuse", [{"timeless": True}, {"unseen_ms": 1}])
-def test_time_that_the_log_does_not_show_counts_as_silence(excuse: dict[str, Any]) -> None:
-    story = BrokerStory().joined()
-    story.member("renewed")
-    story.at_ms += SHORTEST_MS - 1 - TELLING_MS
-    story.excuse = excuse
-    story.member("down", **BY_ANOTHER)
-    assert [] == story.findings
-
-
 def test_an_accuser_counts_silence_from_its_own_return() -> None:
     story = BrokerStory().joined()
     story.member("renewed")

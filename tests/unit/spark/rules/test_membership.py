@@ -24,9 +24,6 @@ from equipoise.spark_jobs.sequence.sequence import known_in
 from tests.channels.folding import channel_in
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
 
-UNION: Final = "t/n/0x00000000_0xffffffff"
-
-
 POLICY: Final[dict[str, Any]] = {
     "kind": "policy",
     "key": "p",
@@ -305,17 +302,6 @@ def test_the_genesis_of_a_copied_channel() -> None:
     assert "stale" == membership.context_of(503, 5, genesis).get("expected")
 
 
-def test_a_death_concerns_all_bundles_that_name_it() -> None:
-    cluster = Cluster()
-    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=b))
-    cluster.bundle("assigning", owner=a, source=b)
-    context = ended(cluster, "b")
-    assert (b, [BUNDLE, RIGHT]) == (context["dead"], cluster.concerned)
-    ended(cluster, "a", "left")
-    assert [BUNDLE] == cluster.concerned
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepBack:
     """What a log whose clock was set back while `b` was silent shows, and what the context of its
@@ -371,45 +357,6 @@ def test_a_clock_that_was_set_back(name: str) -> None:
     }
 
 
-def test_after_a_step_back_new_records_have_a_valid_time() -> None:
-    cluster = Cluster()
-    cluster.tell(None, verdict="malformed", behind_ms=APPEND_TIME_ERROR_MS + 1)
-    cluster.tell(cluster.broker("b", kind="broker", status="renewed", key="b", digest=1), wait_ms=1)
-    assert "timeless" not in cluster.tell(
-        cluster.broker("a", kind="broker", status="down", key="b"), verdict="rejected"
-    )
-
-
-def test_the_accusers_lease_counts_from_its_last_gap() -> None:
-    cluster = Cluster()
-    joined_ms = cluster.at_ms - 20
-    down, verdict = (
-        {
-            "kind": "broker",
-            "status": "down",
-            "key": "b",
-            "expected_offset": cluster.incarnations["b"],
-        },
-        "stale",
-    )
-    assert (
-        joined_ms == cluster.tell(cluster.broker("a", **down), verdict=verdict)["accuser_back_ms"]
-    )
-    last = cluster.incarnations["a"]
-    for wait_ms, expected_ms in ((2_900, joined_ms), (3_200, cluster.at_ms + 2_900 + 10 + 3_200)):
-        cluster.tell(
-            cluster.broker(
-                "a", kind="broker", status="renewed", key="a", digest=1, expected_offset=last
-            ),
-            wait_ms=wait_ms,
-        )
-        last = cluster.offset
-        assert (
-            expected_ms
-            == cluster.tell(cluster.broker("a", **down), verdict=verdict)["accuser_back_ms"]
-        )
-
-
 def test_existence_of_forgotten_incarnations_is_unknown() -> None:
     known = Incarnations()
     for offset in range(10, 10 * INCARNATIONS_MAX + 20, 10):
@@ -417,100 +364,3 @@ def test_existence_of_forgotten_incarnations_is_unknown() -> None:
     assert (False, False, True, False) == tuple(
         known.never_was(offset) for offset in (5, 10, 21, 20)
     )
-
-
-def test_a_rejected_death_concerns_no_bundle() -> None:
-    cluster = Cluster()
-    b = cluster.incarnations["b"]
-    cluster.bundle("owned", owner=b)
-    cluster.tell(
-        cluster.broker("a", kind="broker", status="down", key="b", expected_offset=1),
-        verdict="stale",
-    )
-    assert [] == cluster.concerned
-
-
-def test_owners_after_splits_and_merges() -> None:
-    cluster = Cluster()
-    a = cluster.incarnations["a"]
-    for name in (BUNDLE, RIGHT):
-        cluster.tell(cluster.broker("a", kind="bundle", key=name, state="owned", owner=a))
-    context = cluster.admin(kind="merge", key=BUNDLE, right=RIGHT, expected_offset_right=1)
-    assert a == context["owner"]
-    cluster.tell(cluster.broker("a", kind="split", key=UNION, positions=[0x40000000]))
-    cluster.tell(cluster.broker("b", kind="broker", status="down", key="a", expected_offset=a))
-    assert ["t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"] == cluster.concerned
-
-
-def test_a_restored_membership_has_the_same_contexts() -> None:
-    cluster = Cluster()
-    cluster.bundle("assigning", owner=cluster.incarnations["b"], source=cluster.incarnations["a"])
-    cluster.admin(kind="policy", key="p", status="set")
-    rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
-    restored = Membership()
-    restored.restore(rows)
-    again = Cluster()
-    again.membership, again.offset, again.at_ms, again.sequences = (
-        restored,
-        cluster.offset,
-        cluster.at_ms,
-        dict(cluster.sequences),
-    )
-    for each in (cluster, again):
-        each.tell(
-            each.broker(
-                "a", kind="broker", status="down", key="b", expected_offset=each.incarnations["b"]
-            )
-        )
-    assert [BUNDLE] == cluster.concerned == again.concerned
-    told = [
-        [each.tell(None, verdict="malformed", wait_ms=1_000) for _ in range(70)]
-        for each in (cluster, again)
-    ]
-    assert told[0] == told[1]
-    assert cluster.membership.changed_rows() == restored.changed_rows()
-
-
-def test_removed_rows_have_no_value() -> None:
-    cluster = Cluster()
-    cluster.bundle("owned", owner=cluster.incarnations["b"])
-    cluster.membership.changed_rows()
-    cluster.tell(
-        cluster.broker(
-            "a", kind="broker", status="down", key="b", expected_offset=cluster.incarnations["b"]
-        )
-    )
-    died_at = cluster.offset
-    cluster.tell(
-        cluster.broker("a", kind="broker", status="removed", key="b", expected_offset=died_at)
-    )
-    rows = dict(cluster.membership.changed_rows())
-    assert {
-        "member:whole",
-        "member:broker:a",
-        "member:broker:b",
-        f"member:held:{BUNDLE}",
-    } == rows.keys()
-    assert rows["member:broker:b"] is None
-
-
-def test_it_begins_from_a_view() -> None:
-    channel = channel_in("transferring")
-    membership = Membership()
-    membership.begin(*known_in(channel.view))
-    source, offset = channel.incarnation("source"), channel.view.offset
-    author = {
-        "publisher": "owner",
-        "incarnation": channel.incarnation("owner"),
-        "sequence": channel.broker("owner").sequence + 1,
-    }
-    down = {
-        "kind": "broker",
-        "status": "down",
-        "key": "source",
-        "expected_offset": channel.broker("source").last,
-        **author,
-    }
-    context = membership.context_of(offset + 1, 5, down)
-    assert (offset, "accepted", source) == (context["begun"], context["expected"], context["dead"])
-    assert [channel.bundle().name] == membership.follow(offset + 1, down, "accepted")

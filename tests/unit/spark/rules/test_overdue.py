@@ -8,7 +8,6 @@ import pytest
 
 from equipoise.spark_jobs.rules.membership.view import (
     IN_FLIGHT_MAX_MS,
-    SILENCE_MAX_MS,
     UNSERVED_IN_FLIGHTS,
     Membership,
 )
@@ -43,26 +42,6 @@ def test_each_silence_is_reported_once() -> None:
     ]
 
 
-def test_no_silence_is_reported_while_nobody_writes() -> None:
-    """Nor that of a dead broker."""
-    cluster = Cluster()
-    renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
-    assert "silent" not in cluster.tell(
-        cluster.broker("a", expected_offset=2, **renewal), wait_ms=300_000
-    )
-    cluster.tell(
-        cluster.broker(
-            "a", kind="broker", status="down", key="b", expected_offset=cluster.incarnations["b"]
-        )
-    )
-    last = cluster.offset - 1
-    for _ in range(100):
-        assert "silent" not in cluster.tell(
-            cluster.broker("a", **{**renewal, "expected_offset": last}), wait_ms=1_000
-        )
-        last = cluster.offset
-
-
 def test_the_limit_of_a_move_can_be_set() -> None:
     cluster = Cluster()
     rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
@@ -71,16 +50,6 @@ def test_the_limit_of_a_move_can_be_set() -> None:
     cluster.bundle("assigning", owner=cluster.incarnations["a"])
     since = cluster.offset
     assert [None] * 5 + [{BUNDLE: since}] == cluster.overdue(seconds=6)
-
-
-def test_a_night_without_writers_counts_as_one_short_silence() -> None:
-    cluster = Cluster()
-    cluster.bundle("splitting", owner=cluster.incarnations["a"])
-    since = cluster.offset
-    assert "overdue" not in cluster.tell(None, verdict="malformed", wait_ms=40_000_000)
-    told = cluster.overdue(seconds=(IN_FLIGHT_MAX_MS - SILENCE_MAX_MS) // 1_000 + 1)
-    assert [None] * (len(told) - 1) == told[:-1]
-    assert {BUNDLE: since} == told[-1]
 
 
 def test_a_change_of_targets_does_not_restart_the_clock() -> None:
@@ -126,18 +95,6 @@ def test_an_unserved_bundle_is_overdue(*, is_refused: bool) -> None:
     assert [{BUNDLE: freed_at}] == [names for names in told if names]
 
 
-def test_without_a_broker_that_is_up_no_bundle_is_overdue() -> None:
-    cluster = Cluster()
-    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b))
-    cluster.tell(cluster.broker("a", kind="broker", status="draining", key="a", expected_offset=a))
-    assert {None} == {names and 1 for names in cluster.overdue(seconds=2 * UNSERVED_SECONDS)}
-    cluster.join("c", expected_offset=1)
-    told = cluster.overdue(seconds=UNSERVED_SECONDS + 2)
-    assert [{BUNDLE: 4, RIGHT: 4}] == [names for names in told if names]
-    assert UNSERVED_SECONDS == told.index({BUNDLE: 4, RIGHT: 4})
-
-
 def test_bundles_of_a_namespace_in_deletion_may_stay_free() -> None:
     cluster = Cluster()
     cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", expected_offset=4)
@@ -167,15 +124,3 @@ def test_a_stopped_deletion_is_reported_once() -> None:
         told.append(cluster.tell(renewal, wait_ms=1_000).get("deleting_since"))
     assert [[(NAMESPACE, since)]] == [names for names in told if names]
     assert UNSERVED_SECONDS == told.index([(NAMESPACE, since)])
-
-
-def test_an_owned_or_free_bundle_is_not_moving() -> None:
-    cluster = Cluster()
-    a = cluster.incarnations["a"]
-    for state, whom in (("owned", {"owner": a}), ("free", {})):
-        cluster.bundle("assigning", owner=a)
-        cluster.bundle(state, **whom)
-        told = [
-            cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)
-        ]
-        assert [None] * 30 == told

@@ -139,17 +139,6 @@ HONEST = (
 )
 
 
-@pytest.mark.parametrize("order", list(permutations(HONEST)))
-def test_an_honest_move_breaks_no_rule_in_any_order_of_evidence(
-    order: Sequence[Mapping[str, object]],
-) -> None:
-    audit = moved()
-    for document in order:
-        audit.says(document)
-    audit.passes(1_000_000)
-    assert [] == audit.findings
-
-
 @pytest.mark.parametrize(
     ("audit", "rules"),
     [
@@ -331,27 +320,6 @@ def test_a_finding_names_the_tokens_and_the_broker(
     audit: Audit, found: tuple[str, tuple[int, ...], str]
 ) -> None:
     assert [found] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
-
-
-def test_the_beginning_of_the_first_known_ownership_is_unknown() -> None:
-    audit = Audit()
-    was = {"phase": "owned", "owner": A, "source": None, "last": 10, "token": 10}
-    record = {"timestamp_ms": AT_MS + 60_000}
-    fact = Fact(
-        subject=BUNDLE,
-        source="channel",
-        offset=500,
-        at_ms=AT_MS + 60_000,
-        record=record,
-        verdict="accepted",
-        before=was,
-    )
-    audit.findings += follow_holder(audit.memory, (10, A), fact)
-    audit.holds((510, B), 510, time_ms=60_010)
-    audit.says(served(A, 10, since_ms=0, until_ms=60_009))
-    assert [] == audit.findings
-    audit.says(served(B, 510, since_ms=60_000 - CLOCKS_APART_MS, until_ms=60_020))
-    assert ["served_before_owned", "served_two_at_once"] == sorted(audit.rules)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
-from equipoise.spark_jobs.rules.facts import Fact, Raw, parse_fact
-from equipoise.spark_jobs.rules.membership.view import Context, Membership
+from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
@@ -83,21 +82,6 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_an_accepted_renewal_is_one_fact() -> None:
-    channel = channel_with("b1")
-    joined = channel.incarnation("b1")
-    expected_offset = channel.broker("b1").last
-    offset = channel.accept(propose.renewed(channel.author("b1"), channel.broker("b1")))
-    told = facts_at(channel, offset)
-    assert ["broker:b1"] == list(told)
-    fact = told["broker:b1"]
-    assert ({"status": "up", "incarnation": joined, "last": expected_offset}, "accepted") == (
-        fact.before,
-        fact.verdict,
-    )
-    assert {"status": "up", "incarnation": joined, "last": offset} == fact.after
-
-
 def test_a_renewal_with_another_digest_is_marked() -> None:
     channel = channel_with("b1")
     author, entry = channel.author("b1"), channel.broker("b1")
@@ -137,77 +121,6 @@ def test_a_creation_has_all_ranges_in_the_namespaces_fact_only() -> None:
     assert (None, free) == (bundle.before, bundle.after)
 
 
-def test_facts_of_a_split_and_a_merge() -> None:
-    channel = channel_in("splitting")
-    parent = channel.bundle()
-    cut = channel.accept(propose.split(channel.author("owner"), parent, cuts=(MIDDLE,)))
-    told = facts_at(channel, cut)
-    assert {
-        f"bundle:{WHOLE}",
-        f"bundle:{LOW}",
-        f"bundle:{HIGH}",
-        "broker:owner",
-        f"namespace:{NAMESPACE}",
-    } == told.keys()
-    assert told[f"bundle:{WHOLE}"].after is None
-    assert told[f"bundle:{LOW}"].before is None
-    owner, token = parent.owner, parent.token
-    halves = [[0, MIDDLE, "owned", owner, token], [MIDDLE, HASH_MAX, "owned", owner, token]]
-    ranges = told[f"namespace:{NAMESPACE}"].after
-    assert ranges is not None
-    assert ([[0, HASH_MAX, "splitting", owner, token]], halves) == (
-        ranges["removed"],
-        ranges["added"],
-    )
-    joined = channel.accept(
-        propose.merge(channel.author("owner"), channel.bundle(0), channel.bundle(MIDDLE))
-    )
-    told = facts_at(channel, joined)
-    assert {
-        f"bundle:{WHOLE}",
-        f"bundle:{LOW}",
-        f"bundle:{HIGH}",
-        "broker:owner",
-        f"namespace:{NAMESPACE}",
-    } == told.keys()
-    ranges = told[f"namespace:{NAMESPACE}"].after
-    assert ranges is not None
-    assert (halves, [[0, HASH_MAX, "owned", owner, token]]) == (ranges["removed"], ranges["added"])
-
-
-def test_facts_of_a_death() -> None:
-    channel = channel_with("b1", "b2", bundles=2)
-    channel.own("b1")
-    channel.own("b1", MIDDLE)
-    last = channel.broker("b1").last
-    dead = channel.incarnation("b1")
-    offset = channel.accept(propose.down(channel.author("b2"), channel.broker("b1")))
-    told = facts_at(channel, offset)
-    assert {"broker:b1", "broker:b2", f"bundle:{LOW}", f"bundle:{HIGH}"} == told.keys()
-    assert {"status": "up", "incarnation": dead, "last": last} == told["broker:b1"].before
-    assert {"status": "down", "incarnation": dead, "last": offset} == told["broker:b1"].after
-    before, after = told[f"bundle:{LOW}"].before, told[f"bundle:{LOW}"].after
-    assert before is not None
-    assert after is not None
-    assert (dead, None) == (before["owner"], after["owner"])
-    assert told["broker:b2"].after is None
-
-
-def test_facts_of_a_rejected_record() -> None:
-    """An admin's record has a fact of the log, too."""
-    channel = channel_with("b1")
-    bundle = channel.bundle()
-    channel.own("b1")
-    channel.put(propose.assign(channel.author("b1"), bundle, owner=channel.incarnation("b1")))
-    told = facts_at(channel, channel.view.offset)
-    assert [f"bundle:{WHOLE}", "broker:b1"] == list(told)
-    assert {("stale", None, None)} == {
-        (fact.verdict, fact.before, fact.after) for fact in told.values()
-    }
-    channel.put(propose.assign(channel.admin(), bundle, owner=channel.incarnation("b1")))
-    assert [f"bundle:{WHOLE}", "log:"] == list(facts_at(channel, channel.view.offset))
-
-
 def test_facts_of_what_is_no_record() -> None:
     channel = channel_with("b1")
     entries: list[tuple[int, bytes | None]] = [
@@ -240,22 +153,6 @@ def test_facts_leave_out_what_is_nested_too_deep_for_json() -> None:
     assert deep == [row.body for row in rows if row.table == Table.RECORDS][-1]
 
 
-def test_each_fact_has_the_memberships_context() -> None:
-    channel = channel_with("b1")
-    channel.own("b1")
-    rows = Sequence(FACTS).feed(arrivals(channel.entries))
-    context = facts(rows)[-1].context
-    assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["checked_by"])
-
-
-def test_only_wanted_tables_have_rows() -> None:
-    channel = channel_with("b1")
-    note = Arrival("decisions", 1, 0, b"{}")
-    for wanted in (RECORDS, FACTS):
-        rows = list(Sequence(wanted).feed([*arrivals(channel.entries), note]))
-        assert wanted == {row.table for row in rows}
-
-
 # --- events of the log
 # --------------------------------------------------------------------------------------------------
 
@@ -284,38 +181,6 @@ def test_the_header_of_a_topic_is_no_entry() -> None:
     channel = channel_with("b1")
     rows = list(Sequence(BOTH).feed(arrivals([(0, b"header"), *channel.entries])))
     assert rows == list(Sequence(BOTH).feed(arrivals(channel.entries)))
-
-
-def test_the_logs_time_does_not_fall() -> None:
-    channel = channel_with("b1")
-    first, second, third = (
-        Arrival("channel", offset, at_ms, data)
-        for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
-    )
-    rows = list(Sequence(BOTH).feed([first, second, third]))
-    assert [{"event": "time_fell", "by_ms": 2}] == events(rows)
-    assert [5, 9, 9] == [row.at_ms for row in rows if row.table == Table.RECORDS]
-
-
-def test_the_membership_learns_how_old_an_entry_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so can it notice that time stood still."""
-    seen: list[tuple[int, int]] = []
-    context_of = Membership.context_of
-
-    def noted(
-        membership: Membership, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int
-    ) -> Context:
-        seen.append((at_ms, behind_ms))
-        return context_of(membership, offset, at_ms, raw, behind_ms=behind_ms)
-
-    monkeypatch.setattr(Membership, "context_of", noted)
-    entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
-    list(
-        Sequence(FACTS).feed(
-            Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in entries
-        )
-    )
-    assert [(5, 0), (9, 0), (9, 2)] == seen
 
 
 @pytest.mark.parametrize("is_restored", [False, True])

@@ -113,15 +113,6 @@ def test_a_batch_is_bounded_in_bytes(
     assert expected == [(end[Source.CHANNEL], end[Source.LOADS]) for end in ends[1:]]
 
 
-def test_a_batch_ends_at_until(url: str, files: ChannelFiles) -> None:
-    until = files.ends()
-    with closing(open_log(url)) as log:
-        log.append([b"later"], timeout_ms=5_000)
-    ends = files.batch_end(BEGINNING, limit=100, until=until)
-    assert 11 == ends[Source.CHANNEL]
-    assert ends == files.batch_end(ends, limit=100, until=until)
-
-
 def test_companion_entries_wait_for_records_of_their_time(url: str, files: ChannelFiles) -> None:
     set_times(url, {offset: offset * 1_000 for offset in range(1, 11)})
     observe(url, Source.SERVING, [1_000, 3_500, 9_000, 99_000])
@@ -129,12 +120,6 @@ def test_companion_entries_wait_for_records_of_their_time(url: str, files: Chann
     assert (5, 3) == (first[Source.CHANNEL], first[Source.SERVING])
     last = files.batch_end(first, limit=100)
     assert (11, 5) == (last[Source.CHANNEL], last[Source.SERVING])
-
-
-def test_companion_entries(url: str, files: ChannelFiles) -> None:
-    observe(url, Source.LOADS, [7])
-    (found,) = files.rows(Source.LOADS.value, 1, 9)
-    assert ("loads", 1, 7, b"{}") == tuple(found)
 
 
 def test_the_observations_file_may_come_late_and_be_replaced(url: str, files: ChannelFiles) -> None:

@@ -40,9 +40,3 @@ def test_any_other_empty_file_is_named(checkpoint: Path, name: str) -> None:
     ):
         check_version("audit", checkpoint, 1)
     assert (checkpoint / "offsets" / "2").exists()
-
-
-def test_a_whole_checkpoint_stays_as_it_is(checkpoint: Path) -> None:
-    before = sorted(checkpoint.rglob("*"))
-    check_version("audit", checkpoint, 1)
-    assert before == sorted(checkpoint.rglob("*"))
