@@ -93,12 +93,6 @@ CASES = {
         code=130,
         extra="pyspark",
     ),
-    "spark archive": Case(
-        words=(*CLI, "spark", "archive", "--log", "{log}"),
-        at_work="archiving",
-        code=130,
-        extra="pyspark",
-    ),
 }
 
 

@@ -7,6 +7,7 @@ have only one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MASTER = "local[2,4]"
+# Tests end before code that runs often pays for its second compilation.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def _lacking(error: Exception) -> NoReturn:
@@ -36,6 +39,7 @@ def spark() -> Iterator[SparkSession]:
         check_java()
     except OperatorError as error:
         _lacking(error)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", _QUICK_JVM)
     try:
         session = spark_session("tests", master=_MASTER, kafka=True)
     except OperatorError:
