@@ -18,7 +18,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from equipoise import Client, identity_of
+from equipoise import identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
@@ -465,20 +465,6 @@ def test_a_worker_in_a_thread(tmp_path: Path) -> None:
     assert before == threading.active_count()
 
 
-def test_a_second_worker_of_the_same_name_is_refused(tmp_path: Path, log_url: str) -> None:
-    """The first one goes on."""
-    with Worker(
-        log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one"
-    ).in_thread() as worker:
-        worker.create_namespace(NAMESPACE)
-        with (
-            pytest.raises(OperatorError),
-            Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread(),
-        ):
-            pass
-        assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
-
-
 def test_a_call_from_another_thread_is_bounded() -> None:
     class Refuses(Keeper):
         async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
@@ -494,27 +480,3 @@ async def test_a_log_of_another_cluster_refuses_the_start(log_url: str) -> None:
     async with Worker(log_url, Keeper()):
         with pytest.raises(OperatorError):
             await Worker(log_url, Keeper(), cluster="another").__aenter__()
-
-
-async def test_a_client_over_http_goes_on_when_its_broker_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It names the owner that the brokers name, and then the one that is left."""
-    monkeypatch.setattr("random.randrange", lambda _: 0)
-    log = memory()
-    async with Worker(log, Keeper(), http_port=0) as stays, AsyncExitStack() as parts:
-        goes = await parts.enter_async_context(Worker(log, Keeper(), http_port=0))
-        await goes.create_namespace(NAMESPACE, bundles=2)
-        addresses = [f"http://{worker.broker_id}" for worker in (goes, stays)]
-        async with Client("http://127.0.0.1:9", *addresses) as client:
-            for key in "abcdefgh":
-                served = await stays.route(NAMESPACE, key)
-                owner = served.broker if isinstance(served, Peer) else stays.broker_id
-                peer = await client.owner(NAMESPACE, key, timeout_ms=20_000)
-                assert (owner, {"http": f"http://{owner}"}) == (peer.broker, peer.addresses)
-            await parts.aclose()
-            for key in "abcdefgh":
-                owner = ""
-                while owner != stays.broker_id:
-                    await asyncio.sleep(0.002)
-                    owner = (await client.owner(NAMESPACE, key, timeout_ms=20_000)).broker

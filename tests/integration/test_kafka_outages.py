@@ -32,6 +32,7 @@ from tests.kafka.proxy import Direction
 from tests.kafka.topics import delete_topics
 from tests.repeats import times
 from tests.unit.runtime.service_bench import Plain
+from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -97,14 +98,6 @@ class Cluster:
             ] and phases == {"owned"}
 
         await until(is_served, "every key being served")
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that nobody announces."""
-    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
-    while not condition():
-        deadline.check(what)
-        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import orjson
@@ -19,25 +17,20 @@ import pytest
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_broker import ports_of
-from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
-from equipoise.brokers.operations.access import opened
-from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.core.records import Renewed
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import CONFIG_VARIABLE, address_of, as_text
 from equipoise.channel.log.open_log import open_log
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Load, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
 from tests.kafka.tokens import kafka_with_tokens
-from tests.load.cluster import counters
 from tests.load.load_workers import STARTED, LoadWorker, a_load_worker
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PATIENCE_S = 90.0
-LOOK_S = 0.02
 AGAIN_S = 5.0  # As often as a broker reports.
 BUNDLE = "shop/orders/0x00000000_0xffffffff"
 
@@ -45,14 +38,6 @@ BUNDLE = "shop/orders/0x00000000_0xffffffff"
 def now_ms() -> int:
     """Unix time."""
     return time.time_ns() // 1_000_000
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition, with a deadline."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_s, what
-        time.sleep(LOOK_S)
 
 
 def sample(
@@ -86,7 +71,7 @@ def published(bus: LoadBus, each: Load) -> Load:
             found.append(load)
         return bool(found)
 
-    until(is_there, f"a load of {each.broker}")
+    wait_until(is_there, f"a load of {each.broker}")
     return found[0]
 
 
@@ -137,48 +122,11 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
             assert pytest.approx(0.9) == after.average_use
             assert pytest.approx(90.0) == rate_of(after)
             bus.publish(sample("b:1", began_ms + 2 * STEP_MS, rate=0.0))
-            until(
+            wait_until(
                 lambda: (at_b := summary_of(bus, "b:1")) is not None and rate_of(at_b) > 0,
                 "the average that the bundle had at a:1",
             )
             assert pytest.approx(81.0) == rate_of(summary_of(bus, "b:1"))
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
-@pytest.mark.soak
-@pytest.mark.repeats
-def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
-    """Two workers share the partitions. One is stopped, the other takes over with its averages.
-    Woken again, the first joins again.
-    """
-    bus, began_ms = LoadBus(log_url), now_ms()
-    brokers = [f"broker-{number}:1" for number in range(16)]
-    workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
-
-    def published_by_all(step: int, used: float) -> list[float]:
-        samples = [
-            sample(broker, began_ms + step * STEP_MS, used=used, bundle=f"shop/orders/{broker}")
-            for broker in brokers
-        ]
-        return [published(bus, each).average_use for each in samples]
-
-    def share_fairly() -> bool:
-        return [4, 4] == [
-            len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)
-        ]
-
-    try:
-        until(share_fairly, "fair shares")
-        assert [1.0] * 16 == published_by_all(0, 1.0)
-        workers[0].process.send_signal(signal.SIGSTOP)
-        assert pytest.approx([0.9] * 16) == published_by_all(1, 0.0)
-        assert list(range(8)) == workers[1].partitions()
-        workers[0].process.send_signal(signal.SIGCONT)
-        until(share_fairly, "fair shares again")
-        assert pytest.approx([0.81] * 16) == published_by_all(2, 0.0)
-        assert [0, 0] == [worker.stop() for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -190,7 +138,9 @@ def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
     bus.publish(sample("a:1", began_ms))
     assert [] == list(bus.latest())
     with a_load_worker(log_url):
-        until(lambda: summary_of(bus, "a:1") is not None, "what was published before a worker ran")
+        wait_until(
+            lambda: summary_of(bus, "a:1") is not None, "what was published before a worker ran"
+        )
     bus.publish(sample("a:1", began_ms + STEP_MS))
     assert [began_ms] == [load.at_ms for load in LoadBus(log_url).latest()]
 
@@ -209,100 +159,6 @@ def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
     assert "before this machine's clock" in str(told["old:1"])
     assert "nan" in str(told["nan:1"])
     assert ["a:1", "nan:1"] == [load.broker for load in bus.latest()]
-
-
-# --- what a load worker's trouble does to brokers ---
-
-# Frequent renewals, so that a disturbance that lasts a lease would show; the lease outlasts the
-# pauses of a busy machine. One node of Kafka: nothing to fail over to.
-SHORT = {
-    "lease_ms": 8_000,
-    "renew_ms": 500,
-    "grace_ms": 1_500,
-    "round_trip_ms": 1_000,
-    "reconnect_ms": 3_000,
-    "failover_ms": 0,
-}
-RENEWALS = 20
-"""So many of each broker are watched in each trouble: more than a lease lasts."""
-
-
-class Renewals:
-    """The times at which Kafka took the renewals of each broker, in Unix time."""
-
-    def __init__(self, kafka: Kafka, topic: str) -> None:
-        self._consumer = Clients(servers=kafka.address, settings={}).consumer(topic)
-        self._consumer.start_at(self._consumer.bounds(timeout_ms=10_000).high)
-
-    def gaps_ms(self, brokers: Sequence[str]) -> dict[str, int]:
-        """The longest time between two renewals of each broker, over the next `RENEWALS`."""
-        taken_ms: dict[str, list[int]] = {broker: [] for broker in brokers}
-
-        def are_enough() -> bool:
-            for message in self._consumer.take(100, timeout_ms=1_000):
-                record = decode(message.value() or b"") if message.error() is None else None
-                if isinstance(record, Renewed):
-                    taken_ms[record.key].append(message.timestamp()[1])
-            return all(len(times) > RENEWALS for times in taken_ms.values())
-
-        until(are_enough, f"{RENEWALS} renewals of {brokers}")
-        return {
-            broker: max(after - before for before, after in pairwise(times))
-            for broker, times in taken_ms.items()
-        }
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-@contextmanager
-def killed(log_url: str) -> Iterator[None]:
-    """A load worker that was killed at work."""
-    with a_load_worker(log_url) as worker:
-        worker.kill()
-        yield
-
-
-@contextmanager
-def stopped_in_its_tracks(log_url: str) -> Iterator[None]:
-    """A load worker that was stopped at work, with its connections open."""
-    with a_load_worker(log_url) as worker:
-        worker.process.send_signal(signal.SIGSTOP)
-        yield
-
-
-@contextmanager
-def in_a_busy_loop(log_url: str) -> Iterator[None]:
-    """A load worker that takes a whole CPU."""
-    with a_load_worker(log_url, spins=True):
-        yield
-
-
-def incarnations_on(log_url: str) -> dict[str, int]:
-    """The incarnation of each broker. A broker that was declared dead has a new one."""
-    with opened(log_url, timeout_ms=30_000) as access:
-        return {broker.broker: broker.incarnation for broker in access.view.live_brokers()}
-
-
-TROUBLES = (killed, stopped_in_its_tracks, in_a_busy_loop)
-
-
-@pytest.mark.soak
-@pytest.mark.repeats
-def test_brokers_renew_whatever_becomes_of_a_load_worker(kafka: Kafka, tmp_path: Path) -> None:
-    """Killed, stopped or busy, a load worker delays no renewal beyond the lease."""
-    topic = kafka.topic("renewals")
-    log_url = f"kafka://{kafka.address}/{topic}"
-    settings = replace(counters(tmp_path, brokers=2), log_url=log_url, settings=SHORT)
-    with LocalCluster(settings) as cluster:
-        incarnations = incarnations_on(log_url)
-        renewals = Renewals(kafka, topic)
-        for trouble in TROUBLES:
-            with trouble(log_url):
-                gaps_ms = renewals.gaps_ms(cluster.broker_ids)
-                assert max(gaps_ms.values()) <= SHORT["lease_ms"], (trouble.__name__, gaps_ms)
-        renewals.close()
-        assert incarnations == incarnations_on(log_url)
 
 
 # --- a Kafka in trouble ---
@@ -332,7 +188,7 @@ def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
                 after.extend(each for each in bus.latest() if each.at_ms == began_ms + STEP_MS)
             return bool(after)
 
-        until(goes_on, "a load after the outage")
+        wait_until(goes_on, "a load after the outage")
         assert pytest.approx(0.9) == after[0].average_use
         assert worker.process.poll() is None
 
@@ -406,7 +262,7 @@ def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -
     with local_workers(log_url, tmp_path, count=2) as (workers, told):
         (first, second) = sorted(running(workers))
         os.kill(first, signal.SIGKILL)
-        until(
+        wait_until(
             lambda: len(running(workers) - {first}) == 2,
             "a new process in place of the one that was killed",
         )
@@ -418,7 +274,7 @@ def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -
         assert [-signal.SIGKILL] * 3 == [
             details["exit_code"] for details in told if "exit_code" in details
         ]
-        until(
+        wait_until(
             lambda: all(
                 STARTED in path.read_text(encoding="utf-8")
                 for path in tmp_path.glob("load-worker-*.log")
@@ -451,7 +307,7 @@ def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> N
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     ) as up:
         try:
-            until(lambda: bool(LoadBus(log_url).latest()), "a load of its broker")
+            wait_until(lambda: bool(LoadBus(log_url).latest()), "a load of its broker")
         finally:
             up.send_signal(signal.SIGTERM)
             said, errors = up.communicate(timeout=PATIENCE_S)

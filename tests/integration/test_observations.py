@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -32,6 +32,7 @@ from equipoise.spark_jobs.sequence.loads import load_rows
 from tests.load import admin_requests
 from tests.load.cluster import counters, running, settle
 from tests.spark.spark_pipeline import findings_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -44,8 +45,6 @@ MOVES = (
     MoveKind.TRANSFER,
     MoveKind.MERGE,
 )
-LOOK_S = 0.02
-PATIENCE_S = 30.0
 
 Document = Mapping[str, Any]
 
@@ -95,7 +94,7 @@ async def reported(folder: Path) -> Path:
     )
     async with running(cluster, NAMESPACE, bundles=2):
         bus = LoadBus(cluster.log_url)
-        await until(lambda: bool(bus.latest()))
+        await until(lambda: bool(bus.latest()), "a load report")
     return folder / "channel.db.observations"
 
 
@@ -117,9 +116,11 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
         paused = incarnation(table.view, cluster.broker_ids[index])
         cluster.pause(index)
         await settle(cluster, table, NAMESPACE, without=paused)
-        await until(lambda: paused not in table.view.live)
+        await until(lambda: paused not in table.view.live, "the death of the paused broker")
         cluster.resume(index)
-        await until(lambda: incarnation(table.view, cluster.broker_ids[index]) > paused)
+        await until(
+            lambda: incarnation(table.view, cluster.broker_ids[index]) > paused, "its return"
+        )
         (bundle,) = [one for one in table.view.bundles_of(NAMESPACE) if one.owner is not None][:1]
         to = admin_requests.Move(
             kind=MoveKind.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2]
@@ -134,7 +135,8 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
             lambda: (
                 {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)}
                 <= served_in(evidence(path))
-            )
+            ),
+            "evidence of all that is owned",
         )
         return paused, killed
 
@@ -167,13 +169,6 @@ async def moved(
 def incarnation(view: View, broker: str) -> int:
     """Return the present incarnation of a broker."""
     return view.brokers[broker].incarnation
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(LOOK_S)
 
 
 def kept(path: Path, table: str) -> list[bytes]:

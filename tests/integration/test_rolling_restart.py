@@ -16,12 +16,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise import Client, Equipoise, key_hash
+from equipoise import Client
 from equipoise.brokers.operations.access import opened
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
-from tests.repeats import times
-from tests.visits import NAMESPACE, Visits
+from tests.visits import NAMESPACE
 
 pytestmark = pytest.mark.integration
 
@@ -162,49 +161,6 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert calls == counts
         assert min(calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
-
-
-@pytest.mark.soak
-@pytest.mark.repeats
-@pytest.mark.timeout(1_800)
-async def test_each_program_has_its_share_soon_after_a_rolling_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within 15 s, under 200 calls/s for each program. All bundles have equal load, so the share is
-    a number.
-    """
-    monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
-    log = f"sqlite:{tmp_path}/channel.db"
-    async with Equipoise(log, {"*": Visits()}, cluster="orders") as first:
-        await first.create_namespace("shop/orders", bundles=64)
-    pages = {key_hash(page) >> 26: page for page in (f"page-{number}" for number in range(2_000))}
-    assert 64 == len(pages)
-    async with (
-        aiohttp.ClientSession() as session,
-        programs(tmp_path, 3, session, AIOHTTP) as started,
-    ):
-        callers = Callers(
-            started[0].address, "/counter/shop/orders/", "value", list(pages.values())
-        )
-        async with callers.calling():
-            for _ in range(times(1, many=10)):
-                for each in started:
-                    callers.starting.add(each.port)
-                    await each.terminate()
-                    await each.start(session)
-                    callers.starting.clear()
-                async with asyncio.timeout(15):
-                    # It is another process.
-                    while sorted(numbers_owned(log)) != [21, 21, 22]:  # noqa: ASYNC110
-                        await asyncio.sleep(0.5)
-
-
-def numbers_owned(log: str) -> list[int]:
-    """How many bundles each live broker owns."""
-    with opened(log, timeout_ms=10_000) as access:
-        view = access.view
-        owned = Counter(bundle.owner for bundle in view.bundles.values() if bundle.phase == "owned")
-        return [owned[broker.incarnation] for broker in view.live_brokers()]
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ async def test_a_file_reaches_a_next_owner_that_must_authenticate(tmp_path: Path
     assert (20 * 2**18, True) == (len(came), left == came)
 
 
-async def test_a_source_that_fails_twice_refuses_the_bundle(tmp_path: Path) -> None:
-    """No part of the file takes its place."""
-    destination = Odd(tmp_path / "b")
-    _, came = await moved(Odd(tmp_path / "a", broken=2), destination, blocks=20, settings={})
-    assert (b"", True) == (came, "does not hand over the state" in (destination.problem or ""))
-
-
 async def test_an_opening_that_receives_state_may_take_longer_than_its_deadline(
     tmp_path: Path,
 ) -> None:
@@ -146,22 +139,6 @@ async def test_an_opening_that_receives_state_may_take_longer_than_its_deadline(
         settings={"open_ms": 1_500},
     )
     assert left == came
-
-
-async def test_a_drain_waits_for_next_owners_that_stream(tmp_path: Path) -> None:
-    log, source, destination = (
-        f"memory:{uuid.uuid4()}",
-        Odd(tmp_path / "a", pause_s=0.1),
-        Odd(tmp_path / "b"),
-    )
-    async with Worker(log, source, http_port=0) as goes:
-        await goes.create_namespace(NAMESPACE, bundles=1)
-        ownership = await goes.route(NAMESPACE, "key")
-        assert isinstance(ownership, Ownership)
-        source.path(ownership.bundle.name).write_bytes(BLOCK * 10)
-        async with Worker(log, destination, http_port=0):
-            assert (True, True) == (await goes.drain(), source.has_given)
-            await destination.opened.wait()
 
 
 async def test_a_source_that_is_killed_in_the_middle_is_reported(tmp_path: Path) -> None:

@@ -23,18 +23,6 @@ _START_S: Final = 90.0
 _STOP_S: Final = 30.0
 _LOOK_S: Final = 0.05
 
-_SPINNING: Final = """
-import threading
-def spin():
-    while True:
-        pass
-threading.Thread(target=spin, daemon=True).start()
-from equipoise.brokers.cli.__main__ import main
-main()
-"""
-"""A load worker with a thread that does nothing but turn round: it takes a CPU, and half of the
-worker's own time."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadWorker:
@@ -49,17 +37,15 @@ class LoadWorker:
         log_url: str,
         folder: Path,
         *,
-        spins: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> LoadWorker:
         """Start a process that logs to a file in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        program = ["-c", _SPINNING] if spins else ["-m", "equipoise.brokers.cli"]
         with tempfile.NamedTemporaryFile(
             dir=folder, prefix="load-worker-", suffix=".log", delete=False
         ) as log_file:
             process = subprocess.Popen(
-                [sys.executable, *program, "load-worker", "--log", log_url],
+                [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
@@ -103,9 +89,9 @@ class LoadWorker:
 
 
 @contextmanager
-def a_load_worker(log_url: str, *, spins: bool = False) -> Iterator[LoadWorker]:
+def a_load_worker(log_url: str) -> Iterator[LoadWorker]:
     with tempfile.TemporaryDirectory() as folder:
-        worker = LoadWorker.start(log_url, Path(folder), spins=spins)
+        worker = LoadWorker.start(log_url, Path(folder))
         try:
             worker.await_started()
             yield worker

@@ -193,22 +193,6 @@ def test_load_reports_on_a_topic_have_a_lower_bound(
     assert len(RECORDS) == len([row for row in read.batches[0] if row.source == Source.CHANNEL])
 
 
-def test_a_stream_of_a_file_has_bounded_batches_and_continues(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    url = filled_file(tmp_path)
-    frame = channel_frame(spark, url, start={}, per_trigger=10)
-    first = until_end(frame, tmp_path / "checkpoint")
-    sizes = [len([row for row in batch if row.source == Source.CHANNEL]) for batch in first.batches]
-    assert [10, 10, 5] == [size for size in sizes if size]
-    with closing(open_log(url)) as log:
-        log.append([b"later"], timeout_ms=5_000)
-    again = until_end(channel_frame(spark, url, start={}, per_trigger=10), tmp_path / "checkpoint")
-    assert [("channel", 26, b"later")] == [
-        (row.source, row.offset, bytes(row.value)) for row in again.rows
-    ]
-
-
 def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
     url = filled_file(tmp_path)
     path, away = tmp_path / "channel.db", tmp_path / "away"
