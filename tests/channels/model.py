@@ -225,9 +225,11 @@ def judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> Reason |
     return None
 
 
-def serves(member: Member, namespace: str) -> bool:
-    """Return whether a member's program serves a namespace."""
-    return member.serves is None or any(fits(pattern, namespace) for pattern in member.serves)
+def is_named(patterns: tuple[str, ...] | None, namespace: str) -> bool:
+    """Return whether one of a program's patterns names a namespace. Without patterns it serves
+    all.
+    """
+    return patterns is None or any(fits(pattern, namespace) for pattern in patterns)
 
 
 def fits(pattern: str, text: str) -> bool:
@@ -487,7 +489,10 @@ def _transition(model: Model, offset: int, record: BundleTransition) -> None:
             member = member_of(model, incarnation)
             need(member is not None, Reason.DEAD_TARGET)
             need(member is not None and member.status == "up", Reason.DRAINING_TARGET)
-            need(member is not None and serves(member, bundle.namespace), Reason.NOT_SERVED)
+            need(
+                member is not None and is_named(member.serves, bundle.namespace),
+                Reason.NOT_SERVED,
+            )
         bundle.state, bundle.owner, bundle.source, bundle.last = (
             record.state,
             record.owner,

@@ -52,6 +52,7 @@ _PATTERNS: Final = {
     "WHO": r"[a-z]|admin",
     "BUNDLE": r"(?:t/\w+/)?[0-9a-f]+_[0-9a-f]+",
     "NAME": r"t/\w+",
+    "PATTERNS": r"[a-z/*]+(?: [a-z/*]+)*",
     "COUNT": r"\d+",
     "OFFSET": r"\d+",
     "DURATION": r"\d+(?:ms|s|h)",
@@ -113,6 +114,10 @@ def _brokers(stage: Stage, hosts: str) -> None:
     for name in hosts.split():
         stage.start(name)
         stage.settle()
+
+
+def _program(stage: Stage, name: str, patterns: str) -> None:
+    stage.host(name).namespaces = tuple(patterns.split())
 
 
 def _crash(stage: Stage, name: str) -> None:
@@ -388,6 +393,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "cluster HOSTS with COUNT bundles": _cluster,
     "brokers HOSTS": _brokers,
     "start HOST as BROKER": lambda stage, name, broker: stage.start(name, broker=broker),
+    "program of HOST serves PATTERNS": _program,
     "crash HOST": _crash,
     "restart HOST with directory": _restart,
     "restart HOST with lost directory": partial(_restart, keeps="nothing"),

@@ -66,7 +66,7 @@ class Link:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Host:
     """One machine. Its boot clock started `booted_ms` before the story, its wall clock is `skew_ms`
-    ahead of the others.
+    ahead of the others. Its next process serves `namespaces` (None: all).
     """
 
     name: str
@@ -74,6 +74,7 @@ class Host:
     booted_ms: int
     true_time_ms: Callable[[], int]
     skew_ms: int = 0
+    namespaces: tuple[str, ...] | None = None
     directory: Directory = field(default_factory=Directory)
     link: Link = field(default_factory=Link)
     is_deaf: bool = False
@@ -105,6 +106,7 @@ class Process(AgentHost):
             log=stage.log,
             make_instance_id=host.make_instance_id,
             timing=stage.timing,
+            namespaces=host.namespaces,
             read=read,
             view=view,
         )

@@ -26,6 +26,7 @@ from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, S
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown
 from equipoise.channel.core.view import View
+from tests.channels.model import is_named
 from tests.simulation.clock import MICROSECONDS_PER_MS, Clock
 from tests.simulation.courier import Courier, Link
 from tests.simulation.parts import Parts
@@ -89,6 +90,7 @@ class Process(AgentHost):
 
     * `held`: the handles that its service was given, and whether each was open when the checkers
       last looked.
+    * `namespaces`: the patterns of those that its program serves; None: all.
     * `served`: the incarnation and number of the attempt that serves each unanswered request, if
       any.
     """
@@ -101,6 +103,8 @@ class Process(AgentHost):
         self.served: dict[int, tuple[int, int]] = {}
         self._tick_at_us: int | None = None
         self._ticks = 0
+        programs = host.parts.scenario.programs
+        self.namespaces = host.parts.chance.one_of(programs) if programs else None
         self.service = SimulatedService(
             host.parts,
             broker=host.broker,
@@ -115,6 +119,7 @@ class Process(AgentHost):
             make_instance_id=lambda: host.make_instance_id(self),
             timing=host.parts.scenario.timing,
             batches=host.parts.scenario.batches,
+            namespaces=self.namespaces,
             read=read,
             view=view,
         )
@@ -136,6 +141,10 @@ class Process(AgentHost):
         """See `AgentHost`."""
         parts = self.host.parts
         parts.schedule.after(parts.chance.microseconds(parts.faults.fsync_ms), action)
+
+    def serves(self, namespace: str) -> bool:
+        """Return whether its program serves a namespace, and its service accepts the bundles."""
+        return self.service.takes(namespace) and is_named(self.namespaces, namespace)
 
     def accepts(self, event: Event) -> bool:
         """See `AgentHost`."""

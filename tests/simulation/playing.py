@@ -51,6 +51,7 @@ SEEDS = {
     "cancels": 3,
     "resyncs": 3,
     "narrow": 3,
+    "programs": 4,
     "drains": 2,
     "reshaping": 2,
     "wild-clocks": 6,

@@ -66,6 +66,8 @@ class Scenario:
       the log, even below what readers have read.
     * `picky`: how many of the first namespaces only the services of broker-0 accept, even after
       faults stop.
+    * `programs`: the patterns of namespaces that programs serve. Each process is started with one
+      of these sets, also one that comes back. Empty: every program serves all.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Scenario:
     batches: Batches = field(default_factory=Batches)
     serving_on: int = 0
     picky: int = 0
+    programs: tuple[tuple[str, ...], ...] = ()
     bundles: tuple[int, ...] = (32, 8)
     operations: Operations = field(default_factory=Operations)
     faults: Faults = field(default_factory=Faults)
@@ -342,6 +345,25 @@ _CATALOGUE: Final = (
             lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)
         ),
         call_every_ms=2_000,
+    ),
+    Scenario(
+        # Programs of several kinds share the log, and often come back as another kind. So some
+        # namespaces have no broker for a while, and their bundles wait for the first that joins.
+        name="programs",
+        brokers=5,
+        bundles=(12, 6, 6),
+        programs=(
+            ("tenant/namespace-0",),
+            ("tenant/namespace-1", "tenant/e*"),
+            ("*/*-0", "*namespace*2"),
+            ("tenant/*",),
+            ("another/*",),
+        ),
+        operations=Operations(every_ms=60, drain=4),
+        compact_every_ms=3_000,
+        faults=replace(
+            _ORDINARY, trouble_every_ms=6_000, crash_weight=8, back_after_ms=(100, 4_000)
+        ),
     ),
     Scenario(
         name="drains",

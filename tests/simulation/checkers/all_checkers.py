@@ -18,7 +18,7 @@ from tests.simulation.checkers.agreement import (
     Settlement,
 )
 from tests.simulation.checkers.coverage import Coverage, Tokens
-from tests.simulation.checkers.membership import Leadership, Membership
+from tests.simulation.checkers.membership import Leadership, Membership, Programs
 from tests.simulation.checkers.ownership import Ownership
 from tests.simulation.checkers.quarantine import Quarantines
 from tests.simulation.checkers.transfers import (
@@ -51,6 +51,7 @@ class Checkers:
         self._leadership = Leadership()
         self._transfers = Transfers()
         self._quarantines = Quarantines()
+        self._programs = Programs()
 
     def folded(self, folded: Folded, view: View) -> None:
         """Check a record that was appended to the log."""
@@ -61,6 +62,7 @@ class Checkers:
         self._answers.folded(folded)
         self._leadership.folded(folded, view)
         if folded.verdict.accepted:
+            self._programs.folded(folded)
             self._quarantines.folded(folded, view)
         if folded.verdict.changes:
             self._coverage.folded(folded, view)
@@ -77,6 +79,7 @@ class Checkers:
         self._leadership.stepped(process)
         self._answers.stepped(process)
         self._transfers.stepped(process, effects)
+        self._programs.stepped(process, effects)
         self.ownership.stepped(process, effects, now)
         self.membership.stepped(process, effects, now)
 

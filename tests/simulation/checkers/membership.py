@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from equipoise.brokers.agent.effects import Append, Effect
+from equipoise.brokers.agent.effects import Append, Effect, Open, Prepare
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joined
 from equipoise.channel.core.view import View
+from tests.channels.model import is_named
 from tests.simulation.checkers.violation import InvariantViolated
 from tests.simulation.host import Process
 
@@ -218,3 +219,50 @@ class Leadership:
 
 def _wrong(what: str) -> InvariantViolated:
     return InvariantViolated(invariant="section 5: the oldest that does not drain leads", what=what)
+
+
+class Programs:
+    """Knows which namespaces the program of each incarnation serves, as its `joined` states."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[str, ...] | None] = {}
+
+    def folded(self, folded: Folded) -> None:
+        """Check that the bundles that a record changed name only brokers that serve them."""
+        if isinstance(folded.record, Joined):
+            self._named[folded.offset] = folded.record.namespaces
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.after is not None:
+                for holder in (change.after.owner, change.after.source):
+                    if holder is not None:
+                        self._check(change.after, holder, folded.offset)
+
+    def _check(self, bundle: BundleEntry, holder: int, offset: int) -> None:
+        if not is_named(self._named[holder], bundle.namespace):
+            raise InvariantViolated(
+                invariant="9 a bundle names only brokers that serve its namespace",
+                what=(
+                    f"at offset {offset} {bundle.name} names #{holder}, whose program serves"
+                    f" {self._named[holder]}"
+                ),
+            )
+
+    @staticmethod
+    def stepped(process: Process, effects: Sequence[Effect]) -> None:
+        """Check that a service is given only bundles that its program serves."""
+        for effect in effects:
+            namespace = (
+                effect.bundle.namespace
+                if isinstance(effect, Prepare)
+                else effect.handle.namespace
+                if isinstance(effect, Open)
+                else None
+            )
+            if namespace is not None and not is_named(process.namespaces, namespace):
+                raise InvariantViolated(
+                    invariant="9 a bundle names only brokers that serve its namespace",
+                    what=(
+                        f"the service of {process.host.name} is given a bundle of {namespace}, and"
+                        f" its program serves {process.namespaces}"
+                    ),
+                )

@@ -72,11 +72,10 @@ def not_recovered(
 
 
 def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
-    """Return whether all brokers that accept a namespace drain. Its free bundles then stay free,
-    and owned ones stay.
+    """Return whether all brokers that serve and accept a namespace drain. Its free bundles then
+    stay free, and owned ones stay. Without such a broker, they stay free.
     """
-    takers = [process for process in processes if process.service.takes(namespace)]
-    return bool(takers) and all(process.agent.drains for process in takers)
+    return all(process.agent.drains for process in processes if process.serves(namespace))
 
 
 def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
