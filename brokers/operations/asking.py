@@ -5,37 +5,30 @@ certificates (`brokers.security.tls`).
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+import os
+import ssl
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+from yarl import URL
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.runtime.router import (
-    CONNECT_MS,
-    OPENED_PATH,
-    OpenedBundles,
-    all_of,
-    by_owner,
-    opened_in,
-    opened_question,
-)
 from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
+from equipoise.brokers.security.tls import (
+    VARIABLES,
+    ClientTls,
+    client_context_of_environment,
+    connection_problem,
+)
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
 from equipoise.channel.system.deadline import Deadline
-
-if TYPE_CHECKING:
-    from http.client import HTTPConnection
-
-    from _typeshed import ReadableBuffer, WriteableBuffer
-
-    from equipoise.brokers.security.tls import ClientTls
 
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest answer read: the stats of a topic with as many producers and consumers as it may
@@ -50,7 +43,7 @@ _SHARES_MAX: Final = 4
 A silent broker then costs a quarter of it, and the others still have time for a slow answer.
 """
 
-_PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
+_CUT_OFF: Final = "Remote end closed connection without response"
 
 _SHOWN_CHARACTERS_MAX: Final = 4_096
 
@@ -70,7 +63,7 @@ class Reply:
 # --- any broker ---
 
 
-def ask_any(access: Access, path: str) -> object:
+async def ask_any(access: Access, path: str) -> object:
     """Ask one question of the first broker that answers, the leader first. Return its JSON, or None
     if it is empty.
 
@@ -80,13 +73,13 @@ def ask_any(access: Access, path: str) -> object:
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
         try:
-            return _document_of(broker, ask(broker, "GET", path, deadline=share))
+            return _document_of(broker, await ask(broker, "GET", path, deadline=share))
         except BrokerUnreachable as error:
             unreachable = error
     raise unreachable or access.deadline.exceeded("an answer of any broker")
 
 
-def order_any(
+async def order_any(
     access: Access, method: str, path: str, *, subject: str, body: object = None
 ) -> object:
     """Give one order about `subject` to the first broker that takes it, the leader first. Return
@@ -100,10 +93,10 @@ def order_any(
     for broker, share in _in_turn(access):
         try:
             # Wait for this broker to the end: no other broker may get the order now.
-            return _document_of(
-                broker,
-                ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share),
+            reply = await ask(
+                broker, method, path, body=body, deadline=access.deadline, connected_by=share
             )
+            return _document_of(broker, reply)
         except BrokerUnreachable as error:
             if error.in_doubt:
                 problem = f"the broker {broker.broker} got the order, and then: {error.problem}"
@@ -149,7 +142,7 @@ def _document_of(broker: BrokerEntry, answer: Reply) -> object:
     return _document(answer.text)
 
 
-def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
+async def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
     """Return the topics of a namespace, sorted, by asking each live broker that serves Pulsar's
     clients.
 
@@ -158,15 +151,8 @@ def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
     topics = set[str]()
     for broker in access.view.live_brokers():
         if pulsar_address(broker.joined.addresses) is not None:
-            listing = _document_of(
-                broker,
-                ask(
-                    broker,
-                    "GET",
-                    f"{_TOPICS_PATH}/{namespace}?local=true",
-                    deadline=access.deadline,
-                ),
-            )
+            path = f"{_TOPICS_PATH}/{namespace}?local=true"
+            listing = _document_of(broker, await ask(broker, "GET", path, deadline=access.deadline))
             topics |= set(listing["topics"]) if isinstance(listing, dict) else set()
     return sorted(topics)
 
@@ -174,42 +160,20 @@ def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
 # --- one broker ---
 
 
-def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = False) -> None:
+async def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = False) -> None:
     """Order a broker to drain. It answers once the channel shows that it drains. With `ends`, order
     it to end that.
 
     Raises `BrokerUnreachable`.
     """
-    answer = ask(broker, "POST", _UNDRAIN_PATH if ends else _DRAIN_PATH, deadline=deadline)
+    answer = await ask(broker, "POST", _UNDRAIN_PATH if ends else _DRAIN_PATH, deadline=deadline)
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         raise BrokerUnreachable(
             broker=broker.broker, address=_address(broker), problem=_message(answer)
         )
 
 
-def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) -> OpenedBundles:
-    """Ask the owners of bundles which they have opened under these `tokens`. An owner that does not
-    answer has opened nothing.
-    """
-    answers = []
-    for owner, part in by_owner(access.view, tokens):
-        body = opened_question(part, timeout_ms=deadline.remaining_ms())
-        try:
-            answer = ask(
-                owner,
-                "POST",
-                OPENED_PATH,
-                body=body,
-                deadline=deadline,
-                connected_by=Deadline.after(timeout_ms=CONNECT_MS),
-            )
-        except PeerError:  # It is unreachable, or the token is not for its address.
-            continue
-        answers.append(opened_in(_document(answer.text)))
-    return all_of(answers)
-
-
-def ask(
+async def ask(
     broker: BrokerEntry,
     method: str,
     path: str,
@@ -224,7 +188,7 @@ def ask(
     `BrokerUnreachable` if there is no answer. The error is in doubt if something was sent, because
     the broker may still carry it out.
     """
-    return ask_at(
+    return await ask_at(
         broker.broker,
         _address(broker),
         method,
@@ -235,7 +199,7 @@ def ask(
     )
 
 
-def ask_at(
+async def ask_at(
     broker: str,
     address: str,
     method: str,
@@ -246,23 +210,28 @@ def ask_at(
     connected_by: Deadline | None = None,
 ) -> Reply:
     """Ask a broker whose `address` is not from the log; see `ask`. Errors name it `broker`."""
-    from http.client import HTTPException
+    url, data = address + path, None if body is None else json.dumps(body).encode()
+    tracing, is_sent = aiohttp.TraceConfig(), False
 
-    url = address + path
-    data = None if body is None else json.dumps(body).encode()
-    is_sent = False
+    async def connected(*_: object) -> None:
+        nonlocal is_sent
+        is_sent = True  # From now on the broker may have it.
+
+    tracing.on_connection_create_end.append(connected)
     try:
         for _ in range(_REDIRECTS_MAX):
             is_sent = False  # A redirecting broker has done nothing.
-            with closing(
-                _connected(url, deadline if connected_by is None else connected_by, deadline)
-            ) as connection:
-                is_sent = True
-                answer, location = _exchange(connection, method, url, data)
+            left_s, to_connect_s = _left_s(deadline), _left_s(connected_by or deadline)
+            timeout = aiohttp.ClientTimeout(total=left_s, connect=min(left_s, to_connect_s))
+            async with aiohttp.ClientSession(timeout=timeout, trace_configs=[tracing]) as session:
+                # Or it would repeat a PUT, and no broker may get an order twice. aiohttp has no
+                # setting for it.
+                session._retry_connection = False  # noqa: SLF001
+                answer, location = await _exchange(session, method, url, data)
             if location is None:
                 return answer
             url = redirected(url, location)
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, aiohttp.ClientError, ValueError) as error:
         raise BrokerUnreachable(
             broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent
         ) from error
@@ -282,121 +251,68 @@ def redirected(url: str, location: str) -> str:
     return target
 
 
-class _BoundedSocket(socket.socket):
-    """A socket with one deadline for everything. A plain timeout restarts with each byte
-    received.
+async def _exchange(
+    session: aiohttp.ClientSession, method: str, url: str, data: bytes | None
+) -> tuple[Reply, str | None]:
+    """Return the answer and the URL it redirects to, if any. Raise `OSError`,
+    `aiohttp.ClientError`, `ValueError`, or `PeerError` for a token.
     """
-
-    deadline: Deadline
-
-    def sendall(self, data: ReadableBuffer, flags: int = 0, /) -> None:
-        self.settimeout(_left_s(self.deadline))
-        super().sendall(data, flags)
-
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
-        self.settimeout(_left_s(self.deadline))
-        return super().recv_into(buffer, nbytes, flags)
-
-
-def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConnection:
-    """Return a new connection. Raise `OSError`, `HTTPException` or `ValueError`."""
-    from http.client import HTTPConnection
-
-    from equipoise.brokers.security.tls import client_context_of_environment
-
-    parts = urlsplit(url)
-    if parts.scheme not in _PORT_OF_SCHEME or parts.hostname is None:
+    if urlsplit(url).scheme not in {"http", "https"} or urlsplit(url).hostname is None:
         raise ValueError("that is no http:// or https:// address")
-    connection = HTTPConnection(parts.hostname, parts.port or _PORT_OF_SCHEME[parts.scheme])
-    tls = client_context_of_environment() if parts.scheme == "https" else None
-    problem = OSError(f"{parts.hostname} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        connection.host, connection.port, type=socket.SOCK_STREAM
-    ):
-        bounded = _BoundedSocket(family, kind, protocol)
-        bounded.deadline = deadline
-        try:
-            bounded.settimeout(min(_left_s(connected_by), _left_s(deadline)))
-            bounded.connect(address)
-            connection.sock = bounded if tls is None else _by_tls(bounded, connection.host, tls)
-        except OSError as error:
-            bounded.close()
-            problem = error
-        else:
-            return connection
-    raise problem
+    headers = {} if data is None else {"Content-Type": "application/json"}
+    headers |= OwnToken.of_environment().headers(url)
+    async with session.request(
+        method,
+        URL(url, encoded=True),
+        data=data,
+        headers=headers,
+        allow_redirects=False,
+        ssl=tls_for(url),
+    ) as response:
+        text = bytearray()
+        async for piece in response.content.iter_any():
+            text += piece[: _ANSWER_BYTES_MAX - len(text)]
+        is_elsewhere = response.status == HTTPStatus.TEMPORARY_REDIRECT
+        reply = Reply(status=response.status, text=text.decode(errors="replace"))
+        return reply, response.headers.get("Location") if is_elsewhere else None
 
 
-def _by_tls(connected: _BoundedSocket, host: str, tls: ClientTls) -> _BoundedSocket:
-    """Return a connected socket after its handshake, with the same deadline. Raise `OSError`."""
-    import ssl
-
-    # `recv_into` has the same parameters under two types.
-    class Bounded(_BoundedSocket, ssl.SSLSocket):  # type: ignore[misc]
-        """A socket with TLS and one deadline."""
-
-    context = ssl.create_default_context() if tls is True else tls
-    context.sslsocket_class = Bounded
-    deadline = connected.deadline
-    encrypted = context.wrap_socket(connected, server_hostname=host)
-    assert isinstance(encrypted, Bounded), "the context makes these"
-    encrypted.deadline = deadline
-    return encrypted
+def tls_for(url: str) -> ClientTls:
+    """Return how to verify a broker at a URL. Raise `InvalidConfig` for files of the environment
+    that cannot be used.
+    """
+    return client_context_of_environment() if url.startswith("https:") else True
 
 
-def _problem(error: Exception, url: str) -> str:
+def _problem(error: BaseException, url: str) -> str:
     """Return why there is no answer."""
-    import ssl
-
-    from equipoise.brokers.security.tls import VARIABLES, connection_problem
-
-    if isinstance(error, ssl.SSLError):
-        return connection_problem(error)
+    cause = (
+        getattr(error, "os_error", None)
+        or getattr(error, "certificate_error", None)
+        or (error.__cause__ if isinstance(error.__cause__, OSError) else error)
+    )
+    if isinstance(cause, aiohttp.ServerDisconnectedError):
+        cause = ConnectionError(_CUT_OFF)
+    if isinstance(cause, ssl.SSLError):
+        return connection_problem(cause)
+    number = getattr(cause, "errno", None) or 0
     problem = (
         "it does not answer in time"
-        if isinstance(error, TimeoutError)
-        else str(error) or type(error).__name__
+        if isinstance(cause, TimeoutError)
+        else f"[Errno {number}] {os.strerror(number)}"
+        if number > 0
+        else str(cause) or type(cause).__name__
     )
     # As brokers do with a client that they refuse.
-    is_cut_off = isinstance(error, ConnectionError) and url.startswith("https:")
+    is_cut_off = isinstance(cause, ConnectionError) and url.startswith("https:")
     return (
         f"{problem}; it may require a client certificate ({VARIABLES})" if is_cut_off else problem
     )
 
 
-def _exchange(
-    connection: HTTPConnection, method: str, url: str, data: bytes | None
-) -> tuple[Reply, str | None]:
-    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`,
-    `ValueError`, or `PeerError` for a token.
-    """
-    parts = urlsplit(url)
-    headers = {} if data is None else {"Content-Type": "application/json"}
-    headers |= OwnToken.of_environment().headers(url)
-    connection.request(
-        method,
-        f"{parts.path}?{parts.query}" if parts.query else parts.path,
-        body=data,
-        headers=headers,
-    )
-    with connection.getresponse() as response:
-        text = response.read(_ANSWER_BYTES_MAX).decode(errors="replace")
-        location = (
-            response.getheader("Location")
-            if response.status == HTTPStatus.TEMPORARY_REDIRECT
-            else None
-        )
-        return Reply(status=response.status, text=text), location
-
-
 def _left_s(deadline: Deadline) -> float:
-    """Return the remaining time in seconds. Raise `TimeoutError` if it is over, because a socket
-    timeout of 0 means non-blocking.
-    """
-    remaining_ms = deadline.remaining_ms()
-    if not remaining_ms:
-        raise TimeoutError
-    return remaining_ms / 1_000
+    """Return the remaining time in seconds, which is never 0: that would be no limit."""
+    return max(deadline.remaining_ms(), 1) / 1_000
 
 
 def _address(broker: BrokerEntry) -> str:

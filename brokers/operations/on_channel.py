@@ -30,11 +30,13 @@ from equipoise.brokers.agent.requests import (
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until
-from equipoise.brokers.operations.asking import ask_opened, order_to_drain
+from equipoise.brokers.operations.asking import order_to_drain, tls_for
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener
 from equipoise.brokers.runtime.data_directory import instance_ids_of_dead
-from equipoise.brokers.runtime.router import OpenedBundles
+from equipoise.brokers.runtime.router import OpenedBundles, all_of, by_owner, opened_at
+from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, Verdict
@@ -112,15 +114,26 @@ class ChannelPort:
 
     async def drain(self, broker: BrokerEntry) -> None:
         """See `Port`."""
-        order_to_drain(broker, self._access.deadline)
+        await order_to_drain(broker, self._access.deadline)
 
     async def undrain(self, broker: BrokerEntry) -> None:
         """See `Port`."""
-        order_to_drain(broker, self._access.deadline, ends=True)
+        await order_to_drain(broker, self._access.deadline, ends=True)
 
     async def opened(self, tokens: Mapping[str, int], *, within_ms: int) -> OpenedBundles:
         """See `Port`."""
-        return ask_opened(self._access, tokens, self._within(within_ms))
+        timeout_ms, own_token = self._within(within_ms).remaining_ms(), OwnToken.of_environment()
+        answers = [
+            opened_at(
+                owner,
+                part,
+                timeout_ms=timeout_ms,
+                own_token=own_token,
+                tls=tls_for(own_http(owner.joined.addresses) or ""),
+            )
+            for owner, part in by_owner(self.view, tokens)
+        ]
+        return all_of(await asyncio.gather(*answers))
 
     def _within(self, within_ms: int) -> Deadline:
         return Deadline.after(timeout_ms=min(within_ms, self._access.deadline.remaining_ms()))

@@ -206,7 +206,7 @@ class Router:
                 answers.append(self.opened_here(part, timeout_ms=timeout_ms))
             else:
                 answers.append(
-                    _opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls)
+                    opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls)
                 )
         return all_of(await asyncio.gather(*answers))
 
@@ -328,7 +328,7 @@ class Router:
         return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
 
 
-async def _opened_at(
+async def opened_at(
     owner: BrokerEntry,
     tokens: Mapping[str, int],
     *,
@@ -336,6 +336,7 @@ async def _opened_at(
     own_token: OwnToken,
     tls: ClientTls,
 ) -> OpenedBundles:
+    """Ask one owner as `Router.opened_here`. One that does not answer has opened nothing."""
     url = f"{own_http(owner.joined.addresses)}{OPENED_PATH}"
     timeout = aiohttp.ClientTimeout(
         total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000

@@ -29,6 +29,7 @@ from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
 from equipoise.brokers.operations.on_channel import declare_dead as declare_dead_by_directory
+from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.runtime.service import http_address, own_http
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.channel.system.deadline import Deadline
@@ -151,7 +152,7 @@ def status(
         with Channel(log=log, timeout=options.timeout).reading() as access:
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
         brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
-    rows = _statuses(brokers, deadline)
+    rows = run(_statuses(brokers, deadline))
     options.print_rows(
         rows, columns=_STATUS_COLUMNS, sometimes=("maintenance",), nothing="no broker is alive"
     )
@@ -259,14 +260,14 @@ def declare_dead(
     admin.print_lines([asdict(dead) for dead in death_declarations], lines or [nobody])
 
 
-def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:
+async def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:
     """Return the status of each of `brokers` (id and HTTP address). A silent broker costs only its
     share of the time.
     """
     rows = []
     for place, (broker, address) in enumerate(brokers):
         share_ms = -(-deadline.remaining_ms() // (len(brokers) - place))
-        rows.append(_status(broker, address, Deadline.after(timeout_ms=share_ms)))
+        rows.append(await _status(broker, address, Deadline.after(timeout_ms=share_ms)))
     return rows
 
 
@@ -275,9 +276,9 @@ def _is_well(row: Row) -> bool:
     return row["status"] in _WELL
 
 
-def _status(broker: str, address: str, deadline: Deadline) -> Row:
+async def _status(broker: str, address: str, deadline: Deadline) -> Row:
     try:
-        answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
+        answer = await ask_at(broker, address, "GET", "/ready", deadline=deadline)
         document = json.loads(answer.text)
         # To callers without valid credentials.
         if document in ({"status": "ready"}, {"status": "not ready"}):

@@ -223,7 +223,7 @@ def delete(
     progress: Callable[[str], None] = (lambda _: None) if admin.as_json else print_line
     with admin.acting() as access:
         if not force and namespace_named(access.view, namespace).status != "deleting":
-            check_unused(namespace, topics_in_use(access, namespace))
+            check_unused(namespace, run(topics_in_use(access, namespace)))
         answer = run(verbs.delete_namespace(ChannelPort(access), namespace, progress=progress))
     admin.print_fact(answer.sentence, answer.document)
 

@@ -15,6 +15,7 @@ from equipoise.brokers.cli.options import Channel
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json, print_line
 from equipoise.brokers.operations.asking import ask_any, order_any
+from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
 app = group("List topics, show their stats, manage partitioned topics.")
@@ -108,12 +109,8 @@ def delete_partitioned_topic(
     """
     name = parse_topic(topic)
     with channel.reading() as access:
-        order_any(
-            access,
-            "DELETE",
-            f"{_path(name)}/partitions{'?force=true' if force else ''}",
-            subject=name.full,
-        )
+        path = f"{_path(name)}/partitions{'?force=true' if force else ''}"
+        run(order_any(access, "DELETE", path, subject=name.full))
     channel.print_fact(
         f"{name.full} has no partitions any more", {"topic": name.full, "partitions": 0}
     )
@@ -134,7 +131,8 @@ def list_partitioned_topics(namespace: NamespaceArgument, *, channel: Channel) -
 def _set_partitions(channel: Channel, method: str, topic: str, partitions: int) -> None:
     name = parse_topic(topic)
     with channel.reading() as access:
-        order_any(access, method, f"{_path(name)}/partitions", subject=name.full, body=partitions)
+        path = f"{_path(name)}/partitions"
+        run(order_any(access, method, path, subject=name.full, body=partitions))
     channel.print_fact(
         f"{name.full} has {partitions} partitions", {"topic": name.full, "partitions": partitions}
     )
@@ -146,7 +144,7 @@ def _path(topic: TopicName) -> str:
 
 def _print_names(channel: Channel, namespace: str, which: str) -> None:
     with channel.reading() as access:
-        names = ask_any(access, f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}{which}")
+        names = run(ask_any(access, f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}{which}"))
     if channel.as_json or not isinstance(names, list):
         print_json(names)
         return
@@ -158,7 +156,7 @@ def _print_names(channel: Channel, namespace: str, which: str) -> None:
 
 def _print_answer(channel: Channel, topic: str, what: str) -> None:
     with channel.reading() as access:
-        document = ask_any(access, f"{_path(parse_topic(topic))}/{what}")
+        document = run(ask_any(access, f"{_path(parse_topic(topic))}/{what}"))
     if channel.as_json:
         print_json(document)
     else:

@@ -4,9 +4,9 @@ to other brokers.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
+from collections.abc import Awaitable
 
 import pytest
 
@@ -73,7 +73,7 @@ async def test_probes_need_no_token_and_say_more_with_one(broker: Broker) -> Non
         assert isinstance(document, dict)
         assert broker.id == document["broker"]
     assert 401 == (await broker.get("/health/x")).status
-    row = await asyncio.to_thread(_status, broker.id, broker.url, Deadline.after(timeout_ms=20_000))
+    row = await _status(broker.id, broker.url, Deadline.after(timeout_ms=20_000))
     assert ("ready", [f"it says more only with valid credentials; set {TOKEN_VARIABLE}"]) == (
         row["status"],
         row["problems"],
@@ -123,7 +123,7 @@ async def test_other_credentials_are_refused_with_a_sentence_and_counted(broker:
 async def test_a_password_opens_all_paths_beside_tokens(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask() -> asking.Reply:
+    def ask() -> Awaitable[asking.Reply]:
         return asking.ask_at(
             broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000)
         )
@@ -134,10 +134,10 @@ async def test_a_password_opens_all_paths_beside_tokens(
     assert "there are no credentials; send a token, or send a user and a password" in refused.reason
     assert "Basic realm=" in ", ".join(refused.headers.values())
     # A command takes either from the environment.
-    assert 401 == (await asyncio.to_thread(ask)).status
+    assert 401 == (await ask()).status
     for given in (token(), "basic:me:secret"):
         monkeypatch.setenv(TOKEN_VARIABLE, given)
-        assert 200 == (await asyncio.to_thread(ask)).status
+        assert 200 == (await ask()).status
 
 
 @with_broker(**PASSWORDS)

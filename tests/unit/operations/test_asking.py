@@ -24,6 +24,7 @@ from equipoise.brokers.operations.asking import (
     redirected,
     topics_in_use,
 )
+from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
@@ -106,7 +107,7 @@ def cluster(
 
 def tell(access: Access) -> object:
     """Give the order that all tests use."""
-    return order_any(access, "PUT", "/partitions", subject=TOPIC, body=4)
+    return run(order_any(access, "PUT", "/partitions", subject=TOPIC, body=4))
 
 
 # --- questions ---
@@ -117,7 +118,7 @@ def tell(access: Access) -> object:
 )
 def test_a_question_goes_on_to_the_next_broker(first: Script | None) -> None:
     with cluster(first, answering(200, '{"ok": 1}'), timeout_ms=2_000) as (access, brokers):
-        assert {"ok": 1} == ask_any(access, "/stats")
+        assert {"ok": 1} == run(ask_any(access, "/stats"))
         assert ["GET /stats"] == brokers[-1].asked
 
 
@@ -127,7 +128,7 @@ def test_a_refusal_of_a_question_is_final() -> None:
         brokers,
     ):
         with pytest.raises(CallerError, match="the broker b0 refuses: no such topic"):
-            ask_any(access, "/stats")
+            run(ask_any(access, "/stats"))
         assert [] == brokers[1].asked
 
 
@@ -139,14 +140,14 @@ def test_a_question_ends_with_the_last_broker_or_the_deadline() -> None:
                 r"the broker b1 cannot be asked at http://127.0.0.1:.*: it does not answer in time"
             ),
         ):
-            ask_any(access, "/stats")
+            run(ask_any(access, "/stats"))
         assert [1, 1] == [len(broker.asked) for broker in brokers]
         with pytest.raises(
             DeadlineExceeded, match="an answer of any broker did not happen within 200 ms"
         ):
-            ask_any(access, "/stats")
+            run(ask_any(access, "/stats"))
     with cluster() as (access, _), pytest.raises(PeerError, match="no broker is alive"):
-        ask_any(access, "/stats")
+        run(ask_any(access, "/stats"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_the_deadline_bounds_the_whole_answer(head: bytes) -> None:
     with cluster(trickling(head)) as (access, _):
         (broker,) = access.view.live_brokers()
         with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
-            ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=200))
+            run(ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=200)))
 
 
 def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
@@ -170,12 +171,12 @@ def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
     with cluster(sends_on) as (access, brokers):
         (broker,) = access.view.live_brokers()
         with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
-            ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=250))
+            run(ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=250)))
         with pytest.raises(
             BrokerUnreachable,
             match=r"redirects more than 5 times, at last to http://127.0.0.1:.*/elsewhere",
         ):
-            ask(broker, "GET", "/stats", deadline=access.deadline)
+            run(ask(broker, "GET", "/stats", deadline=access.deadline))
         assert ["GET /stats", "GET /elsewhere"] == brokers[0].asked[:2]
 
 
@@ -192,7 +193,7 @@ def test_brokers_that_serve_pulsar_are_asked_for_topics_in_use(
 ) -> None:
     """With TLS or without. Others have no topics."""
     with cluster(answering(200, json.dumps({"topics": [TOPIC]})), others=others) as (access, _):
-        assert found == topics_in_use(access, "shop/orders")
+        assert found == run(topics_in_use(access, "shop/orders"))
 
 
 def test_a_redirect_never_leaves_tls() -> None:
@@ -208,8 +209,8 @@ def test_a_redirect_is_followed() -> None:
         location = f"Location: {target.joined.addresses['http']}/partitions?n=1\r\n"
         with cluster(answering(307, headers=location)) as (access, _):
             (broker,) = access.view.live_brokers()
-            assert Reply(status=200, text="2") == ask(
-                broker, "GET", "/partitions", deadline=access.deadline
+            assert Reply(status=200, text="2") == run(
+                ask(broker, "GET", "/partitions", deadline=access.deadline)
             )
 
 
