@@ -22,10 +22,12 @@ from equipoise.channel.core.ranges import (
     check_namespace,
     children,
     even_boundaries,
+    is_matched,
     parse_bundle,
     parse_range,
     parse_topic,
 )
+from tests.channels.model import fits
 
 POINTS = st.integers(0, HASH_MAX)
 RANGES = (
@@ -179,3 +181,15 @@ def test_children_cover_their_parent_exactly(ends: tuple[int, int], data: st.Dat
     assert {point: int(bundle_contains(low, high, point)) for point in points} == {
         point: len(holding(ranges, point)) for point in points
     }
+
+
+@given(
+    pattern=st.text("*ab/", max_size=8),
+    namespace=st.text("ab/", max_size=8),
+)
+def test_a_pattern_matches_what_some_way_through_it_gives(pattern: str, namespace: str) -> None:
+    assert fits(pattern, namespace) == is_matched(pattern, namespace)
+
+
+def test_a_pattern_of_many_stars_costs_no_time() -> None:
+    assert not is_matched("*a" * 300 + "b", "a" * 600)

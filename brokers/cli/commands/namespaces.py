@@ -270,7 +270,7 @@ def unload(
     placed again.
 
     The bundles of a namespace move 64 at a time, or all at once with --no-wait. The command refuses
-    a dead or draining destination, and, without --force, one that isolation policies or pins
+    a destination that is dead, drains or does not serve the namespace, and, without --force, one that isolation policies or pins
     exclude.
     """
     if force and destination is None:

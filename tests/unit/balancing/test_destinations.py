@@ -463,3 +463,23 @@ def test_bound_namespaces_have_an_isolation_policy_or_a_group() -> None:
         **isolations,
         "t/grouped": "anti-affinity",
     } == Destinations(channel.view).bound_namespaces
+
+
+def test_only_programs_that_serve_a_namespace_may_have_its_bundles() -> None:
+    """Also where a policy or a preference would choose another broker."""
+    channel = Channel()
+    channel.genesis()
+    channel.create(namespace=GOLD)
+    channel.create(namespace=IRON)
+    channel.join("all")
+    channel.join("gold", serves=[GOLD])
+    channel.join("none", serves=[])
+    destinations = Destinations(channel.view)
+    gold, iron = (destinations.of(bundle_of(channel, each)) for each in (GOLD, IRON))
+    assert (("all", "gold"), ("all",)) == (gold.allowed, iron.allowed)
+    why = dict.fromkeys(("gold", "none"), f"its program does not serve {IRON}")
+    assert why == iron.refused == destinations.bound(bundle_of(channel, IRON)).refused
+    assert ["none"] == list(destinations.bound(bundle_of(channel, GOLD)).refused)
+    set_policy(channel, "isolation/x", {"namespaces.0": IRON, "primary.0": "gold"})
+    assert "" == allowed(channel, IRON)
+    assert "all" == allowed(channel, GOLD)

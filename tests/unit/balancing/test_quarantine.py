@@ -280,6 +280,18 @@ def test_three_failed_opens_in_a_row_are_a_quarantine() -> None:
     assert "3 opens in a row failed" == next(quarantined_in(stage.view)).reason
 
 
+def test_only_brokers_that_serve_a_bundle_are_asked_before_its_quarantine() -> None:
+    stage = play("brokers a", "program of b serves t/m", "brokers b")
+    tell(
+        stage,
+        "namespace t/m with 8 bundles by admin",
+        "service a refuses prepare",
+        f"namespace {LONE}",
+        "advance 30s",
+    )
+    assert [BUNDLE] == quarantined(stage)
+
+
 def test_a_bundle_that_one_broker_takes_is_no_quarantine() -> None:
     """Its service is only there. It is owned as soon as that broker is."""
     stage = play("brokers a b c d", "namespace t/m with 16 bundles by admin", "brokers e")

@@ -344,3 +344,23 @@ def test_a_deletion_has_its_steps_in_order() -> None:
     # Another writer was faster: the channel refuses the deletion, because the namespace does not
     # exist.
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
+
+
+def test_a_destination_must_serve_the_namespace() -> None:
+    """Force does not change that."""
+    channel = channel_with("a")
+    channel.join("other", serves=["shop/*"])
+    bundle = channel.bundle()
+    refused = (
+        f"cannot move {bundle.name}: the program of other does not serve {NAMESPACE}; name one that"
+        " does: a"
+    )
+    with pytest.raises(Rejected, match=refused) as error:
+        check_destination(channel.view, bundle, "other")
+    assert Reason.NOT_SERVED == error.value.reason
+    forced = Transfer(bundle=bundle.name, destination="other", reason=BY_OPERATOR)
+    with pytest.raises(Rejected, match=refused):
+        check_request(channel.view, forced)
+    channel.die("a")
+    with pytest.raises(Rejected, match=f"; start a program that serves {NAMESPACE}"):
+        check_request(channel.view, forced)

@@ -140,3 +140,13 @@ def test_gauges_of_a_broker_that_is_no_member() -> None:
     )
     assert b'equipoise_bundles_owned{broker="owner"} 0.0' in scrape
     assert b'equipoise_log_available{broker="owner"} 0.0' in scrape
+
+
+def test_free_bundles_that_no_broker_serves_are_counted() -> None:
+    counted = Counted(channel_with("owner", bundles=2))
+    assert 0 == counted.sample("equipoise_bundles_unserved")
+    counted.channel.join("other", serves=["shop/*"])
+    counted.channel.accept(
+        propose.draining(counted.channel.author("owner"), counted.channel.broker("owner"))
+    )
+    assert 2 == counted.sample("equipoise_bundles_unserved")

@@ -124,3 +124,19 @@ def test_a_stopped_deletion_is_reported_once() -> None:
         told.append(cluster.tell(renewal, wait_ms=1_000).get("deleting_since"))
     assert [[(NAMESPACE, since)]] == [names for names in told if names]
     assert UNSERVED_SECONDS == told.index([(NAMESPACE, since)])
+
+
+def test_a_namespace_that_no_program_serves_has_no_overdue_bundle() -> None:
+    """Its clock begins when one joins."""
+    cluster = Cluster()
+    for name in "ab":
+        last = cluster.incarnations[name]
+        cluster.incarnations[name] = cluster.join(
+            name, expected_offset=last, namespaces=["t/other", "*/x", "t[/n", "t?n"]
+        )
+    assert {None} == {names and 1 for names in cluster.overdue(seconds=2 * UNSERVED_SECONDS)}
+    cluster.join("c", namespaces=["t/*"])
+    told = cluster.overdue(seconds=2 * UNSERVED_SECONDS)
+    found = [(second, set(names)) for second, names in enumerate(told) if names]
+    assert [{BUNDLE, RIGHT}] == [names for _, names in found]
+    assert found[0][0] >= UNSERVED_SECONDS - 1
