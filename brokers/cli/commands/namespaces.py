@@ -270,8 +270,8 @@ def unload(
     placed again.
 
     The bundles of a namespace move 64 at a time, or all at once with --no-wait. The command refuses
-    a destination that is dead, drains or does not serve the namespace, and, without --force, one that isolation policies or pins
-    exclude.
+    a destination that is dead, drains or does not serve the namespace, and, without --force, one
+    that isolation policies or pins exclude.
     """
     if force and destination is None:
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
