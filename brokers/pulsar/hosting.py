@@ -56,33 +56,25 @@ class Hosting:
         self.announced: set[str] = set()
         """Full names of topics that are about to be created. Other brokers count them, so that many
         at once do not exceed a limit."""
-        self._bundles: dict[str, Hosted] = {}
-        self._topics: dict[str, Served] = {}
+        self.bundles: dict[str, Hosted] = {}
+        """The open bundles by name. Only this class changes them."""
+        self.topics: dict[str, Served] = {}
+        """All topics by full name. Only this class changes them."""
         self._redirecting: set[asyncio.Task[None]] = set()
         self._counted: Mapping[str, Totals] = {}
         self._counted_since = time.monotonic()
-
-    @property
-    def bundles(self) -> Mapping[str, Hosted]:
-        """The open bundles by name."""
-        return self._bundles
-
-    @property
-    def topics(self) -> Mapping[str, Served]:
-        """All topics by full name."""
-        return self._topics
 
     def topic(self, bundle: str, topic: str) -> Served | None:
         """Return the topic with this full name, created if necessary, or None if its bundle is not
         open. Raise `Overloaded`.
         """
-        served = self._topics.get(topic)
+        served = self.topics.get(topic)
         if served is not None:
             return served
-        hosted = self._bundles.get(bundle)
+        hosted = self.bundles.get(bundle)
         if hosted is None:
             return None
-        if len(self._topics) >= self._settings.topics_max:
+        if len(self.topics) >= self._settings.topics_max:
             raise Overloaded(what="the topic table of this broker", limit=self._settings.topics_max)
         tenant, most = tenant_in(bundle), self._tenant_topics_max()
         if self._of_tenant[tenant] >= most:
@@ -101,7 +93,7 @@ class Hosting:
 
         They may exceed `topics_max`, because their clients are already on the way.
         """
-        hosted = self._bundles[ownership.bundle.name] = Hosted(ownership=ownership)
+        hosted = self.bundles[ownership.bundle.name] = Hosted(ownership=ownership)
         self._await_clients(
             [
                 self._add(hosted, name, state)
@@ -114,11 +106,11 @@ class Hosting:
         """Remove a bundle with its topics, and redirect their clients to `url`. Return the topics'
         states.
         """
-        hosted = self._bundles.pop(bundle, None)
+        hosted = self.bundles.pop(bundle, None)
         if hosted is None:
             return {}
         for name in hosted.topics:
-            del self._topics[name]
+            del self.topics[name]
         self._of_tenant[tenant_in(bundle)] -= len(hosted.topics)
         return self._disconnect([*hosted.topics.values()], url)
 
@@ -145,11 +137,11 @@ class Hosting:
         seconds, self._counted_since = max(now - self._counted_since, 0.001), now
         before, self._counted = (
             self._counted,
-            {name: totals_of(served.topic) for name, served in self._topics.items()},
+            {name: totals_of(served.topic) for name, served in self.topics.items()},
         )
         return {
             name: load_of(hosted.topics.values(), before, self._counted, seconds)
-            for name, hosted in self._bundles.items()
+            for name, hosted in self.bundles.items()
         }
 
     async def all_redirected(self) -> None:
@@ -164,11 +156,11 @@ class Hosting:
         topics = [
             each
             for bundle in gone
-            if bundle.name in self._bundles
-            for each in self._bundles.pop(bundle.name).topics.values()
+            if bundle.name in self.bundles
+            for each in self.bundles.pop(bundle.name).topics.values()
         ]
         for child in children:
-            self._bundles[child.bundle.name] = Hosted(ownership=child)
+            self.bundles[child.bundle.name] = Hosted(ownership=child)
         for served in topics:
             child = next(
                 child
@@ -176,7 +168,7 @@ class Hosting:
                 if child.bundle.contains(child.bundle.namespace, served.name)
             )
             served.continue_under(child)
-            self._bundles[child.bundle.name].topics[served.name] = served
+            self.bundles[child.bundle.name].topics[served.name] = served
 
     def keep(self, served: Served) -> None:
         """Keep a topic without clients for `inactive_ms`, because it has just been created, or has
@@ -198,9 +190,9 @@ class Hosting:
 
     def _forget(self, served: Served) -> None:
         """Drop a topic, unless another one has taken its place."""
-        if self._topics.get(served.name) is served:
-            del self._topics[served.name]
-            del self._bundles[served.ownership.bundle.name].topics[served.name]
+        if self.topics.get(served.name) is served:
+            del self.topics[served.name]
+            del self.bundles[served.ownership.bundle.name].topics[served.name]
             self._of_tenant[tenant_in(served.ownership.bundle.name)] -= 1
 
     def unload(self, served: Served) -> None:
@@ -208,7 +200,7 @@ class Hosting:
         no message is lost.
         """
         states = self._disconnect([served], None)
-        hosted = self._bundles[served.ownership.bundle.name]
+        hosted = self.bundles[served.ownership.bundle.name]
         self._await_clients([self._add(hosted, served.name, states[served.name])])
 
     def delete(self, served: Served) -> None:
@@ -227,7 +219,7 @@ class Hosting:
         """Return the topics of a namespace."""
         return [
             served
-            for hosted in self._bundles.values()
+            for hosted in self.bundles.values()
             if hosted.ownership.bundle.namespace == namespace
             for served in hosted.topics.values()
         ]
@@ -237,7 +229,7 @@ class Hosting:
         return (
             name
             for name in self.announced
-            if parse_topic(name).namespace == namespace and name not in self._topics
+            if parse_topic(name).namespace == namespace and name not in self.topics
         )
 
     def _add(self, hosted: Hosted, name: str, state: TopicState | None) -> Served:
@@ -245,9 +237,9 @@ class Hosting:
         topic = Topic(
             name, partition=partition_of(name), limits=limits, now_ms=now_ms(), expected=state
         )
-        self._of_tenant[tenant_in(hosted.ownership.bundle.name)] += name not in self._topics
+        self._of_tenant[tenant_in(hosted.ownership.bundle.name)] += name not in self.topics
         served = Served(topic, hosted.ownership, self)
-        hosted.topics[name] = self._topics[name] = served
+        hosted.topics[name] = self.topics[name] = served
         return served
 
     def _await_clients(self, opened: Sequence[Served]) -> None:

@@ -234,7 +234,7 @@ class ClientLink(asyncio.Protocol):
         self.is_writable = False
         for consumer, served in self.clients.items():
             if isinstance(consumer, Consumer):
-                served.topic.writable(consumer, is_writable=False, now_ms=now_ms())
+                served.topic.writable(consumer, is_writable=False)
 
     def resume_writing(self) -> None:
         """Note that the client reads again."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
+from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.topics.clients import Refusal
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
@@ -25,7 +26,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
 )
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.security.identity import Identity, Surface
+from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, USE, Authorization, Need, Place
 from equipoise.channel.core.entries import NamespaceChanged, PolicyChanged
 from equipoise.channel.core.errors import InvalidName
@@ -59,25 +60,6 @@ _SHOWN_MAX: Final = 256
 _SESSIONS_PER_TURN: Final = 64
 
 
-class Client(Protocol):
-    """A connection, as the rights of its client see it."""
-
-    address: str
-
-    @property
-    def identity(self) -> Identity | None:
-        """Who the client is."""
-        ...
-
-    def revoke(self, has: Callable[[Need, str], bool]) -> None:
-        """End what the client needs rights for that it no longer has: `has(need, topic)`."""
-        ...
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        ...
-
-
 class Rights:
     """The rights of all clients of one broker."""
 
@@ -87,7 +69,7 @@ class Rights:
         self._worker = worker
         self._changed = asyncio.Event()
 
-    def lacking(self, client: Client, request: Guarded) -> str | None:
+    def lacking(self, client: ClientLink, request: Guarded) -> str | None:
         """Return why the role of the client lacks the right for a request; None if it has the
         right.
         """
@@ -104,7 +86,7 @@ class Rights:
             Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=address
         )
 
-    async def refusal(self, client: Client, request: Guarded, why: str) -> Refusal:
+    async def refusal(self, client: ClientLink, request: Guarded, why: str) -> Refusal:
         """Return the refusal of a request whose right is lacking, once all rights are read.
 
         A client whose right was granted a moment ago tries again, as it does if this broker may not
@@ -122,7 +104,7 @@ class Rights:
             message=why,
         )
 
-    async def follow(self, clients: Callable[[], Iterable[Client]]) -> None:
+    async def follow(self, clients: Callable[[], Iterable[ClientLink]]) -> None:
         """End producers and consumers whose right is revoked, as soon as this broker has read
         that. `clients` returns those that are connected.
         """
@@ -142,7 +124,7 @@ class Rights:
         ):
             self._changed.set()
 
-    async def _end_revoked(self, clients: Iterable[Client]) -> None:
+    async def _end_revoked(self, clients: Iterable[ClientLink]) -> None:
         for number, client in enumerate(clients):
             if number % _SESSIONS_PER_TURN == 0:
                 await asyncio.sleep(0)  # Clients are served between them.
@@ -155,7 +137,7 @@ class Rights:
                 )
                 client.abort()
 
-    def _end_revoked_of(self, client: Client) -> None:
+    def _end_revoked_of(self, client: ClientLink) -> None:
         identity = client.identity
         if identity is None:
             return

@@ -54,20 +54,21 @@ class Schemas:
         If `is_newest` is False (another broker has it, in one version or another), it becomes the
         newest only if the topic has no other.
         """
-        version = self._store(topic, schema)
-        versions = self._versions.setdefault(topic, OrderedDict())
-        if version not in versions:
-            versions[version] = None
-            versions.move_to_end(version, last=is_newest)
-        self._drop_surplus()
-        return version
-
-    def _store(self, topic: str, schema: Schema) -> bytes:
         version = version_of(schema)
         before = self._schemas.get((topic, version))
         self._bytes += size_of(schema) - (0 if before is None else size_of(before))
         self._schemas[topic, version] = schema
         self._schemas.move_to_end((topic, version))
+        versions = self._versions.setdefault(topic, OrderedDict())
+        if version not in versions:
+            versions[version] = None
+            versions.move_to_end(version, last=is_newest)
+        while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
+            (of, old), dropped = self._schemas.popitem(last=False)
+            self._bytes -= size_of(dropped)
+            del self._versions[of][old]
+            if not self._versions[of]:
+                del self._versions[of]
         return version
 
     def forget(self, topic: str) -> None:
@@ -80,14 +81,6 @@ class Schemas:
         return [
             (version, self._schemas[topic, version]) for version in self._versions.get(topic, ())
         ]
-
-    def _drop_surplus(self) -> None:
-        while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
-            (topic, version), schema = self._schemas.popitem(last=False)
-            self._bytes -= size_of(schema)
-            del self._versions[topic][version]
-            if not self._versions[topic]:
-                del self._versions[topic]
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
         """Return a topic's schema and its version, or None if it is unknown. `version` None means

@@ -148,19 +148,13 @@ class Served:
         """Add to a consumer's permits and deliver. Without a valid ownership only note the
         permits.
         """
-        if self.ownership.is_good:
-            self.carry_out(self.topic.flow(consumer, permits, now_ms()))
-        else:
-            self.topic.note_flow(consumer, permits)
-            self._host.deadlines.put_off(self)
+        self.topic.flow(consumer, permits)
+        self.pass_deadlines()
 
     def resume(self, consumer: Consumer) -> None:
         """Note that a consumer's connection is writable again, and deliver; see `flow`."""
-        if self.ownership.is_good:
-            self.carry_out(self.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
-        else:
-            self.topic.note_writable(consumer)
-            self._host.deadlines.put_off(self)
+        self.topic.writable(consumer, is_writable=True)
+        self.pass_deadlines()
 
     def pass_deadlines(self) -> None:
         """Do what is due now, or put it off while the ownership is not valid."""

@@ -14,7 +14,7 @@ from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
-from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer
+from tests.pulsar.topics import NAME, flowed, keyed, make_consumer, make_producer
 
 LIMITS = TopicLimits(
     subscriptions_max=3,
@@ -375,7 +375,7 @@ class Pair:
             del self.homes[consumer]
             return
         if what == "flow":
-            outcome = self.topic.flow(consumer, amount, self.now_ms)
+            outcome = flowed(self.topic, consumer, amount, self.now_ms)
             self.model.permits[consumer] += amount
             self.model.flowed += [consumer] if amount else []
             home = self.model.subscriptions[name]
@@ -383,7 +383,8 @@ class Pair:
                 home.coming = [each for each in home.coming if each is not consumer]
                 home.ready.append(consumer)
         else:
-            outcome = self.topic.writable(consumer, is_readier, self.now_ms)
+            self.topic.writable(consumer, is_writable=is_readier)
+            outcome = self.topic.tick(self.now_ms) if is_readier else Outcome()
             self.model.blocked = [each for each in self.model.blocked if each is not consumer] + (
                 [] if is_readier else [consumer]
             )

@@ -23,7 +23,7 @@ from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import MessageMetadata
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.channel.core.errors import PeerError
-from tests.pulsar.topics import NAME, block_of, joined, keyed, make_producer, send
+from tests.pulsar.topics import NAME, block_of, flowed, joined, keyed, make_producer, send
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 PERMITS = 1_000
@@ -54,7 +54,7 @@ class Clients:
         consumer = joined(
             self.topic, name, subscription, self.groups[subscription][0], permits=0, now_ms=now_ms
         )
-        self.note(self.topic.flow(consumer, PERMITS, now_ms))
+        self.note(flowed(self.topic, consumer, PERMITS, now_ms))
 
     def note(self, outcome: Outcome) -> None:
         self.receipted += [receipt.entry_id for receipt in outcome.receipts]

@@ -29,7 +29,7 @@ from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.throttling import Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
-from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer, sticky
+from tests.pulsar.topics import NAME, flowed, keyed, make_consumer, make_producer, sticky
 
 
 class TopicStage:
@@ -117,14 +117,15 @@ class TopicStage:
                 room = topic.room_for(producer, [sent] * int(words[1]), patience, now_ms)
                 return f"room for {room}" + f", rests {topic.rest_ms} ms" * (topic.rest_ms > 0)
             case "permits":
-                return topic.flow(self.consumers[words[0]], int(words[1]), now_ms)
+                return flowed(topic, self.consumers[words[0]], int(words[1]), now_ms)
             case "noted":
-                topic.note_flow(self.consumers[words[0]], int(words[1]))
+                topic.flow(self.consumers[words[0]], int(words[1]))
             case "blocked" | "writable":
                 consumer = self.consumers[words[0]]
-                return topic.writable(consumer, is_writable=verb == "writable", now_ms=now_ms)
+                topic.writable(consumer, is_writable=verb == "writable")
+                return topic.tick(now_ms) if verb == "writable" else Outcome()
             case "noted-writable":
-                topic.note_writable(self.consumers[words[0]])
+                topic.writable(self.consumers[words[0]], is_writable=True)
             case "receipts":
                 return topic.release_receipts()
             case "limits":
@@ -162,7 +163,7 @@ class TopicStage:
         self.consumers[name] = consumer
         if "permits" not in options:
             return answer
-        return [*answer, self.topic.flow(consumer, int(options["permits"]), now_ms)]
+        return [*answer, flowed(self.topic, consumer, int(options["permits"]), now_ms)]
 
 
 def _limits_of(options: Mapping[str, str]) -> TopicLimits:

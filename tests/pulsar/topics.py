@@ -117,8 +117,14 @@ def joined(
     answer = topic.subscribe(consumer, subscription, kind, now_ms=now_ms)
     assert not isinstance(answer, Refusal), answer
     if permits:
-        topic.flow(consumer, permits, now_ms)
+        flowed(topic, consumer, permits, now_ms)
     return consumer
+
+
+def flowed(topic: Topic, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
+    """Grant permits. Return what this allows."""
+    topic.flow(consumer, permits)
+    return topic.tick(now_ms)
 
 
 def send(

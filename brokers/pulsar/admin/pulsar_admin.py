@@ -80,7 +80,13 @@ class PulsarAdmin:
         return [
             *self.documented(),
             *defaults(self._worker, DEFAULTS_OF_TOPICS),
-            *Refused(self._worker).routes(),
+            # Lists of persistent topics are not among them: they are empty.
+            web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self.persistent),
+            *(
+                web.route(method, _PERSISTENT_TOPIC, self.persistent)
+                for method in ("PUT", "POST", "DELETE")
+            ),
+            web.route("*", "/ws/{path:.*}", self.websocket),
         ]
 
     def is_pulsars(self, topic: TopicName) -> bool:
@@ -97,24 +103,6 @@ class PulsarAdmin:
         ends.
         """
         await self._server.service.handovers.all_fetched()
-
-
-class Refused:
-    """The paths that one broker refuses with one sentence."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes. Lists of persistent topics are not among them: they are empty."""
-        return (
-            web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self.persistent),
-            *(
-                web.route(method, _PERSISTENT_TOPIC, self.persistent)
-                for method in ("PUT", "POST", "DELETE")
-            ),
-            web.route("*", "/ws/{path:.*}", self.websocket),
-        )
 
     async def persistent(self, request: web.Request) -> web.Response:
         """Refuse a persistent topic. The reason names the topic to use."""

@@ -463,24 +463,8 @@ class Topic:
         self.published.entries += len(entries)
         return outcome
 
-    def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
-        """Add to a consumer's permits. Return the deliveries that this allows."""
-        self.note_flow(consumer, permits)
-        return self.tick(now_ms)
-
-    # It is the news.
-    def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001
-        """Set whether a consumer's connection can be written to. Return the deliveries that this
-        allows.
-        """
-        if not is_writable:
-            consumer.is_writable = False
-            return Outcome()
-        self.note_writable(consumer)
-        return self.tick(now_ms)
-
-    def note_flow(self, consumer: Consumer, permits: int) -> None:
-        """Add permits while nothing may be delivered. The next `tick` returns the deliveries."""
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        """Add to a consumer's permits. The next `tick` returns the deliveries that this allows."""
         consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
         consumer.has_flowed = consumer.has_flowed or permits > 0
         home = self._homes.get(consumer)
@@ -490,15 +474,13 @@ class Topic:
                 home.arrivals.flowed(consumer)
         self._note(home)
 
-    def note_writable(self, consumer: Consumer) -> None:
-        """Note that a connection is writable again while nothing may be delivered; see
-        `note_flow`.
-        """
-        consumer.is_writable = True
+    def writable(self, consumer: Consumer, *, is_writable: bool) -> None:
+        """Set whether a consumer's connection can be written to; see `flow`."""
+        consumer.is_writable = is_writable
         home = self._homes.get(consumer)
-        if home is not None:
+        if is_writable and home is not None:
             home.is_awaited = True
-        self._note(home)
+            self._note(home)
 
     def _note(self, home: Subscription | None) -> None:
         if home is not None and home.arrivals is not None:

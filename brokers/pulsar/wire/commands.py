@@ -7,8 +7,8 @@ refused.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -298,43 +298,6 @@ def client_version(command: CommandConnect, limits: Limits) -> str:
     return _text(command.client_version)[: limits.name_characters_max]
 
 
-def _partitions_asked(command: BaseCommand, limits: Limits) -> PartitionsAsked:
-    asked = command.partitioned_metadata
-    return PartitionsAsked(
-        request_id=asked.request_id, topic=_name("topic name", asked.topic, limits)
-    )
-
-
-def _lookup_asked(command: BaseCommand, limits: Limits) -> LookupAsked:
-    asked = command.lookup
-    return LookupAsked(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits))
-
-
-def _topics_asked(command: BaseCommand, limits: Limits) -> TopicsAsked:
-    asked = command.get_topics_of_namespace
-    namespace = _name("namespace name", asked.namespace, limits)
-    return TopicsAsked(
-        request_id=asked.request_id, namespace=namespace, mode=TopicsMode(asked.mode)
-    )
-
-
-def _schema_asked(command: BaseCommand, limits: Limits) -> SchemaAsked:
-    asked = command.get_schema
-    # Some clients send an empty version for the newest schema.
-    topic = _name("topic name", asked.topic, limits)
-    return SchemaAsked(
-        request_id=asked.request_id, topic=topic, version=asked.schema_version or None
-    )
-
-
-def _schema_offered(command: BaseCommand, limits: Limits) -> SchemaOffered:
-    asked = command.get_or_create_schema
-    schema = _schema(asked.schema, limits)
-    return SchemaOffered(
-        request_id=asked.request_id, topic=_name("topic name", asked.topic, limits), schema=schema
-    )
-
-
 def _schema(schema: WireSchema, limits: Limits) -> Schema:
     return Schema(
         name=_name("schema name", schema.name, limits),
@@ -415,18 +378,26 @@ def _key_shared(meta: KeySharedMeta) -> KeyShared:
     )
 
 
-_QUESTIONS: Final[dict[int, Callable[[BaseCommand, Limits], Question]]] = {
-    BaseCommand.PARTITIONED_METADATA: _partitions_asked,
-    BaseCommand.LOOKUP: _lookup_asked,
-    BaseCommand.GET_TOPICS_OF_NAMESPACE: _topics_asked,
-    BaseCommand.GET_SCHEMA: _schema_asked,
-    BaseCommand.GET_OR_CREATE_SCHEMA: _schema_offered,
-}
-
-
 def question(command: BaseCommand, limits: Limits) -> Question:
     """Return the request of a command that is about no id. Raise `NotServed` for long names."""
-    return _QUESTIONS[command.type](command, limits)
+    asked: Any = getattr(command, _BODY_OF_TYPE[command.type])
+    request_id = asked.request_id
+    if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE:
+        namespace = _name("namespace name", asked.namespace, limits)
+        return TopicsAsked(request_id=request_id, namespace=namespace, mode=TopicsMode(asked.mode))
+    topic = _name("topic name", asked.topic, limits)
+    match command.type:
+        case BaseCommand.PARTITIONED_METADATA:
+            return PartitionsAsked(request_id=request_id, topic=topic)
+        case BaseCommand.LOOKUP:
+            return LookupAsked(request_id=request_id, topic=topic)
+        case BaseCommand.GET_SCHEMA:
+            # Some clients send an empty version for the newest schema.
+            version = asked.schema_version or None
+            return SchemaAsked(request_id=request_id, topic=topic, version=version)
+        case _:
+            schema = _schema(asked.schema, limits)
+            return SchemaOffered(request_id=request_id, topic=topic, schema=schema)
 
 
 def creation(command: BaseCommand, limits: Limits) -> Creation:

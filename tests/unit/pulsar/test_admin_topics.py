@@ -90,7 +90,7 @@ async def test_nothing_is_deleted_if_a_broker_does_not_answer(
     one, other = running.members
     names = await spread(running)
     with monkeypatch.context() as patched:
-        patched.setattr(other.service.hosting, "_topics", None)
+        patched.setattr(other.service.hosting, "topics", None)
         for method, path in (
             ("DELETE", "partitions?force=true"),
             ("PUT", "unload"),

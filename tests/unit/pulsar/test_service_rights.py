@@ -14,6 +14,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.system.deadline import Deadline
+from tests.pulsar.topics import flowed
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import (
@@ -92,7 +93,7 @@ async def test_an_entry_that_fails_its_second_check_is_not_delivered(running: Br
     destination, there = await holding(running)
     served = served_at(destination)
     (consumer,) = served.topic.consumers
-    outcome = served.topic.flow(consumer, 10, now_ms())
+    outcome = flowed(served.topic, consumer, 10, now_ms())
     assert [2] == [each.entry_id for _, each in outcome.deliveries]
     destination.worker.agent.lease.lose()
     served.carry_out(outcome)
@@ -204,7 +205,7 @@ async def test_an_entry_with_a_receipt_is_delivered_beside_a_refused_one(running
     assert 0 == await back.partitions(TOPIC)
     served = served_at(source)
     (consumer,) = served.topic.consumers
-    outcome = served.topic.flow(consumer, 10, now_ms())
+    outcome = flowed(served.topic, consumer, 10, now_ms())
     assert ([2, 3], [3]) == (
         [each.entry_id for _, each in outcome.deliveries],
         [each.entry_id for each in outcome.receipts],

@@ -178,7 +178,7 @@ def test_the_topics_of_one_connection_share_its_patience() -> None:
     now_ms = 0
     while now_ms < 10_000:
         for topic, producer, consumer in stalled:
-            topic.flow(consumer, 1, now_ms)
+            topic.flow(consumer, 1)
             send(topic, producer, now_ms=now_ms)
             while not topic.room_for(producer, ENTRY, of_connection, now_ms):
                 now_ms, waited = now_ms + 1, waited + 1

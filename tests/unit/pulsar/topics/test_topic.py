@@ -10,6 +10,7 @@ from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.topics import (
     delivered,
     expecting,
+    flowed,
     joined,
     make_producer,
     make_topic,
@@ -45,13 +46,13 @@ def test_ids_without_entries_are_skipped() -> None:
     entries = (Entry(0, b"", 1),)
     topic, _ = produced(state_of(expecting("a", waiting=(0, 9)), expecting(), entries=entries))
     consumer = joined(topic, "a", kind=SHARED, permits=0)
-    assert [("a", 0)] == delivered(topic.flow(consumer, 9, 0))
+    assert [("a", 0)] == delivered(flowed(topic, consumer, 9, 0))
 
 
 def test_permits_are_bounded() -> None:
     topic = make_topic()
     consumer = joined(topic, permits=2**32 - 1)
-    topic.flow(consumer, 2**32 - 1, 0)
+    topic.flow(consumer, 2**32 - 1)
     assert PERMITS_MAX == consumer.permits
 
 
@@ -80,6 +81,6 @@ def test_the_slot_of_an_entry_is_computed_once(monkeypatch: pytest.MonkeyPatch) 
     for name in ("s1", "s2", "s3"):
         consumer = joined(moved, "a", name, KEY_SHARED, permits=0)
         consumer.is_writable = False
-        moved.flow(consumer, 5, 1)
-        moved.flow(consumer, 5, 1)
+        flowed(moved, consumer, 5, 1)
+        flowed(moved, consumer, 5, 1)
     assert [b"3"] == asked
