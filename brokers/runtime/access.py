@@ -94,11 +94,11 @@ class Access:
     def _right_refused(
         self, surface: Surface, *, what: str, why: str, client: str, role: str
     ) -> None:
-        self._metrics.access.right_refused(surface)
+        self._metrics.count("authorizations_refused_total", surface)
         self.audit.refused(surface, what=what, why=why, fault="forbidden", client=client, role=role)
 
     def _exceeded(self, surface: Surface, limit: Limit, identity: str) -> None:
-        self._metrics.access.limit_exceeded(surface, limit)
+        self._metrics.count("limits_exceeded_total", surface, limit)
         times = self._limit_lines[surface, limit].failed(self._clock.now().boot_ms)
         if times is not None:
             about = {
@@ -149,8 +149,8 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
     return Gate(
         proofs,
         broker=config.id,
-        counted=metrics.access.credentials_refused,
-        reload_failed=metrics.access.not_reloaded,
+        counted=partial(metrics.count, "authentications_refused_total"),
+        reload_failed=partial(metrics.count, "authentication_reload_failures_total"),
     )
 
 

@@ -227,7 +227,7 @@ class AgentLoop:
             self.step(then)
 
     def _raise_alarm(self, alarm: Alarm) -> None:
-        self._parts.metrics.alarm(alarm.name)
+        self._parts.metrics.count("alarms_total", alarm.name)
         about = {"key": alarm.key, "offset": alarm.offset, "reason": alarm.reason}
         fields = {name: value for name, value in about.items() if value is not None}
         _logger.warning(
@@ -251,7 +251,8 @@ class AgentLoop:
             "changes": len(resync.changes),
         }
         _logger.warning("resynced: records were truncated before they were read", extra=fields)
-        self._parts.metrics.resynced(resync)
+        self._parts.metrics.count("reader_resyncs_total")
+        self._parts.metrics.moves.resynced(resync)
         # The previous snapshot is useless now.
         self._parts.local_state.save(self._agent.view)
         self._parts.listeners.resynced(resync)
@@ -277,7 +278,7 @@ class AgentLoop:
         """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
         if self.has_caught_up and self._parts.local_state.replay_check.begin(self._agent.view):
             name = AlarmName.VIEWS_DIVERGE
-            self._parts.metrics.alarm(name)
+            self._parts.metrics.count("alarms_total", name)
             _logger.error(
                 "views diverge",
                 extra={

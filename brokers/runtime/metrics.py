@@ -8,8 +8,8 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import accumulate
-from typing import Final, Literal, TypeVar
+from itertools import accumulate, product
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,6 +26,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -38,16 +39,14 @@ from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.security.limits import Limit
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Resources
-from equipoise.shedder.plan import Budget
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-LabelT = TypeVar("LabelT", bound=str)
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 # From one hop of the log (half a millisecond) to the deadline of an admin call.
 _SECONDS: Final = (
@@ -134,55 +133,116 @@ class _Lean(CollectorRegistry):
             yield metric
 
 
-class _Maker:
-    """Makes the metrics of one broker. It resolves labels once, so each series starts at 0: one
-    that appears with its first event has no rate.
+class _Row(NamedTuple):
+    """A metric. There is a series for each combination of the values of its `labels`, from the
+    start: one that appears with its first event has no rate.
     """
 
-    def __init__(self, registry: CollectorRegistry, broker: str) -> None:
-        self._registry = registry
-        self._broker = broker
+    name: str
+    text: str
+    labels: Mapping[str, Iterable[str]] = {}
 
-    def counter(self, name: str, text: str) -> Counter:
-        return self._counter(name, text).labels(self._broker)
 
-    def gauge(self, name: str, text: str) -> Gauge:
-        return self._gauge(name, text).labels(self._broker)
+_COUNTERS: Final = (
+    _Row(
+        "records_accepted_total", "Records of the channel that the fold accepted, since the start."
+    ),
+    _Row(
+        "records_rejected_total",
+        "Records of the channel that the fold rejected, since the start.",
+        {"reason": Reason},
+    ),
+    _Row(
+        "reader_resyncs_total",
+        "Resyncs of this broker: records were truncated before it read them.",
+    ),
+    _Row(
+        "alarms_total",
+        "Alarms, which an operator must check, by name.",
+        {"alarm": AlarmName},
+    ),
+    _Row(
+        "state_bytes_total",
+        "Bytes of state of bundles that brokers streamed from one another, by direction: sent or"
+        " received.",
+        {"direction": ("sent", "received")},
+    ),
+    _Row(
+        "authentications_refused_total",
+        "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
+        " port.",
+        {"surface": Surface, "reason": Fault},
+    ),
+    _Row(
+        "limits_exceeded_total",
+        "Connections and requests of an identity that exceeded a limit, at HTTP and at the Pulsar"
+        " port.",
+        {"surface": Surface, "limit": Limit},
+    ),
+    _Row(
+        "authorizations_refused_total",
+        "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port.",
+        {"surface": Surface},
+    ),
+    _Row(
+        "authentication_reload_failures_total",
+        "Changed keys and users of authentication that could not be used.",
+    ),
+    _Row("compaction_failures_total", "Compactions by this broker that failed."),
+)
 
-    def counters(
-        self, name: str, text: str, label: str, values: Iterable[LabelT]
-    ) -> Mapping[LabelT, Counter]:
-        """Return a counter for each value of a label."""
-        made = self._counter(name, text, label)
-        return {value: made.labels(self._broker, value) for value in values}
-
-    def counters_at(
-        self, name: str, text: str, label: str, values: Iterable[LabelT]
-    ) -> Mapping[tuple[Surface, LabelT], Counter]:
-        """Return a counter for each surface and value of a label."""
-        made = self._counter(name, text, "surface", label)
-        return {
-            (at, value): made.labels(self._broker, at, value) for value in values for at in Surface
-        }
-
-    def gauges(
-        self, name: str, text: str, label: str, values: Iterable[LabelT]
-    ) -> Mapping[LabelT, Gauge]:
-        """Return a gauge for each value of a label."""
-        made = self._gauge(name, text, label)
-        return {value: made.labels(self._broker, value) for value in values}
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"equipoise_{name}", text, ("broker", *labels), registry=self._registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"equipoise_{name}", text, ("broker", *labels), registry=self._registry)
+_GAUGES: Final = (
+    _Row(
+        "bundles_in_flight",
+        "Bundles of the whole cluster that are in a state other than owned.",
+        {"state": _UNSETTLED},
+    ),
+    _Row("bundles_owned", "Bundles that this broker owns."),
+    _Row("bundles_quarantined", "Bundles of the whole cluster in quarantine."),
+    _Row(
+        "bundles_unserved",
+        "Free bundles of the whole cluster whose namespace no broker that is up serves.",
+    ),
+    _Row("lease_left_seconds", "Time that this broker may still serve without a renewal."),
+    _Row("reader_lag_records", "Records on the log that this broker has not folded yet."),
+    _Row("log_available", "1 while the log can be read, 0 during an outage."),
+    _Row(
+        "channel_lost_seconds",
+        "Time since this broker lost the channel; 0 while it has the channel.",
+    ),
+    _Row(
+        "compaction_horizon_offset",
+        "The offset up to which this broker has compacted the channel.",
+    ),
+    _Row("compaction_duration_seconds", "Duration of the last compaction by this broker."),
+    _Row("compaction_age_seconds", "Time since the last compaction by this broker."),
+    _Row(
+        "uncompacted_records", "Records folded since this broker's last compaction, or its start."
+    ),
+    _Row(
+        "archive_archived_offset",
+        "The offset up to which every archive with a retention hold has read; 0 without archives.",
+    ),
+    _Row("archive_holds_lapsed", "Archives whose retention holds are too old to count."),
+    _Row(
+        "log_clock_ahead_offset",
+        "The offset of the first record in the last compaction whose time is ahead of the clock; 0"
+        " without one.",
+    ),
+    _Row("balancing_moves_under_way", "Moves that this broker requested and that have not ended."),
+    _Row(
+        "balancing_budget_blocks",
+        "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the"
+        " leader's last round, else 0.",
+    ),
+)
 
 
 class Metrics:
     """The metrics of one worker, for use on its loop; each call costs a microsecond or two.
 
-    `moves` are the moves in progress in the whole cluster, for all users.
+    * `moves`: the moves in progress in the whole cluster, for all users.
+    * `compacted_ns`: when this broker has compacted last, by the clock `now_ns`.
     """
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -190,18 +250,10 @@ class Metrics:
         self._now_ns = now_ns
         self._broker = broker
         self.moves = Moves()
+        self.compacted_ns: int | None = None
         self._registry = registry = CollectorRegistry()
-        make = _Maker(registry, broker)
-        self._accepted = make.counter(
-            "records_accepted_total",
-            "Records of the channel that the fold accepted, since the start.",
-        )
-        self._rejected = make.counters(
-            "records_rejected_total",
-            "Records of the channel that the fold rejected, since the start.",
-            "reason",
-            Reason,
-        )
+        self._counters = dict(self._series(Counter, _COUNTERS))
+        self._gauges = dict(self._series(Gauge, _GAUGES))
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
         # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
@@ -218,61 +270,32 @@ class Metrics:
             for kind in MoveKind
             for result in MoveResult
         }
-        self._describe_bundles(make)
-        self._log_available = make.gauge(
-            "log_available", "1 while the log can be read, 0 during an outage."
-        )
-        self._resyncs = make.counter(
-            "reader_resyncs_total",
-            "Resyncs of this broker: records were truncated before it read them.",
-        )
-        self._alarms = make.counters(
-            "alarms_total", "Alarms, which an operator must check, by name.", "alarm", AlarmName
-        )
-        streamed = make.counters(
-            "state_bytes_total",
-            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
-            " or received.",
-            "direction",
-            ("sent", "received"),
-        )
-        self.state_sent, self.state_received = streamed["sent"].inc, streamed["received"].inc
-        self.access = AccessMetrics(make)
-        self.compaction = CompactionMetrics(make)
-        self.balancing = BalancingMetrics(registry, broker=broker)
-
-    def _describe_bundles(self, make: _Maker) -> None:
-        self._in_flight = make.gauges(
-            "bundles_in_flight",
-            "Bundles of the whole cluster that are in a state other than owned.",
-            "state",
-            _UNSETTLED,
-        )
-        self._owned = make.gauge("bundles_owned", "Bundles that this broker owns.")
-        self._quarantined = make.gauge(
-            "bundles_quarantined", "Bundles of the whole cluster in quarantine."
-        )
-        self._unserved = make.gauge(
-            "bundles_unserved",
-            "Free bundles of the whole cluster whose namespace no broker that is up serves.",
-        )
-        self._lease_left = make.gauge(
-            "lease_left_seconds", "Time that this broker may still serve without a renewal."
-        )
-        self._lag = make.gauge(
-            "reader_lag_records", "Records on the log that this broker has not folded yet."
-        )
-        self._channel_lost = make.gauge(
-            "channel_lost_seconds",
-            "Time since this broker lost the channel; 0 while it has the channel.",
-        )
         self._serving_on = Gauge(
             "equipoise_bundles_serving_on",
             "Bundles that this broker serves past its lease while the channel is lost, because"
             " their namespace allows it.",
             ("broker", "namespace"),
-            registry=self._registry,
+            registry=registry,
         )
+        self.balancing = BalancingMetrics(registry, broker=broker)
+
+    def _series(
+        self, make: type[MetricT], rows: Sequence[_Row]
+    ) -> Iterator[tuple[tuple[str, ...], MetricT]]:
+        """Yield each series of metrics by its name and the values of its labels."""
+        for row in rows:
+            labels = ("broker", *row.labels)
+            metric = make(f"equipoise_{row.name}", row.text, labels, registry=self._registry)
+            for values in product(*row.labels.values()):
+                yield (row.name, *values), metric.labels(self._broker, *values)
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        """Add to a counter, which has these values of its labels."""
+        self._counters[name, *labels].inc(by)
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._gauges[name,].set(value)
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[ObservedMove]:
         """Count one folded record and return the moves it ends. Ignore history (`live` false)."""
@@ -280,22 +303,13 @@ class Metrics:
             return ()
         reason = folded.verdict.reason
         if reason is not None:
-            self._rejected[reason].inc()
+            self.count("records_rejected_total", reason)
             return ()
-        self._accepted.inc()
+        self.count("records_accepted_total")
         ended = self.moves.folded(folded, self._now_ns())
         for move in ended:
             self._move[move.kind, move.result].observe(move.duration_ns / 1e9)
         return ended
-
-    def resynced(self, resync: Resync) -> None:
-        """Count a resync: records were truncated before they were read."""
-        self._resyncs.inc()
-        self.moves.resynced(resync)
-
-    def alarm(self, name: AlarmName) -> None:
-        """Count an alarm."""
-        self._alarms[name].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""
@@ -322,19 +336,26 @@ class Metrics:
         """Return all current metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         self.balancing.cluster = view.cluster or ""
         states = Tally(bundle.state for bundle in view.unsettled())
-        for state, gauge in self._in_flight.items():
-            gauge.set(states[state])
+        for state in _UNSETTLED:
+            self._gauges["bundles_in_flight", state].set(states[state])
         free = Tally(bundle.namespace for bundle in view.unsettled() if bundle.phase == "free")
-        self._unserved.set(sum(free[each] for each in free if not view.takers(each)))
         held = [] if incarnation is None else view.held_by(incarnation)
-        self._owned.set(
-            sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation)
-        )
-        self._quarantined.set(sum(1 for _ in quarantined_in(view)))
-        self._lease_left.set(lease_left_ms / 1_000)
-        self._lag.set(lag_records)
-        self._log_available.set(1 if log_is_available else 0)
-        self._channel_lost.set(0 if channel_loss is None else channel_loss.lost_ms / 1_000)
+        compacted_ns = self.compacted_ns
+        for name, value in {
+            "bundles_owned": sum(
+                1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation
+            ),
+            "bundles_quarantined": sum(1 for _ in quarantined_in(view)),
+            "bundles_unserved": sum(free[each] for each in free if not view.takers(each)),
+            "lease_left_seconds": lease_left_ms / 1_000,
+            "reader_lag_records": lag_records,
+            "log_available": log_is_available,
+            "channel_lost_seconds": 0 if channel_loss is None else channel_loss.lost_ms / 1_000,
+            "compaction_age_seconds": (
+                0 if compacted_ns is None else (self._now_ns() - compacted_ns) / 1e9
+            ),
+        }.items():
+            self.set(name, value)
         self._serving_on.clear()
         for namespace, bundles in ({} if channel_loss is None else channel_loss.serving_on).items():
             self._serving_on.labels(self._broker, namespace).set(bundles)
@@ -408,8 +429,6 @@ class BalancingMetrics(Collector):
         self._splits: Tally[ResultAndCause] = Tally(dict.fromkeys(_SPLITS, 0))
         self._unloaded_brokers = 0
         self._refused: Tally[str] = Tally()
-        self._under_way = 0
-        self._budget_blocks = False
         self._used_percent: Mapping[str, float] = {}
         self._used: Values = {}
         self._spread: Values = {}
@@ -445,16 +464,6 @@ class BalancingMetrics(Collector):
         # Both known.
         self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item]
 
-    def budget(self, budget: Budget | None) -> None:
-        """Set the budget of moved load after the last round; None if this broker does not lead, or
-        its policy has no budget.
-        """
-        self._budget_blocks = budget is not None and budget.blocks
-
-    def under_way(self, moves: int) -> None:
-        """Set the number of unfinished moves that this broker requested."""
-        self._under_way = moves
-
     def refused(self, reporter: str) -> None:
         """Count a load report that a round left out as impossible."""
         self._refused[reporter] += 1
@@ -474,21 +483,6 @@ class BalancingMetrics(Collector):
             ("reporter",),
             {(reporter,): count for reporter, count in self._refused.items()},
         )
-        gauge = GaugeMetricFamily(
-            "equipoise_balancing_moves_under_way",
-            "Moves that this broker requested and that have not ended.",
-            labels=("broker",),
-        )
-        gauge.add_metric((self._broker,), self._under_way)
-        yield gauge
-        gauge = GaugeMetricFamily(
-            "equipoise_balancing_budget_blocks",
-            "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the"
-            " leader's last round, else 0.",
-            labels=("broker",),
-        )
-        gauge.add_metric((self._broker,), self._budget_blocks)
-        yield gauge
         for series in self._pulsars():
             yield _family(f"brk_{series.name}", series, {"broker": self._broker})
             yield _family(
@@ -586,108 +580,3 @@ def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
     for values in sorted(series.values):
         family.add_metric((*whose.values(), series.metric, *values), series.values[values])
     return family
-
-
-class AccessMetrics:
-    """Filled by `brokers.runtime.access`: what clients were refused."""
-
-    def __init__(self, make: _Maker) -> None:
-        self._refused = make.counters_at(
-            "authentications_refused_total",
-            "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
-            " port.",
-            "reason",
-            Fault,
-        )
-        self._exceeded = make.counters_at(
-            "limits_exceeded_total",
-            "Connections and requests of an identity that exceeded a limit, at HTTP and at the"
-            " Pulsar port.",
-            "limit",
-            Limit,
-        )
-        self._forbidden = make.counters(
-            "authorizations_refused_total",
-            "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port.",
-            "surface",
-            Surface,
-        )
-        self.not_reloaded = make.counter(
-            "authentication_reload_failures_total",
-            "Changed keys and users of authentication that could not be used.",
-        ).inc
-
-    def credentials_refused(self, surface: Surface, fault: Fault) -> None:
-        """Count credentials that were refused."""
-        self._refused[surface, fault].inc()
-
-    def limit_exceeded(self, surface: Surface, limit: Limit) -> None:
-        """Count an excess of an identity."""
-        self._exceeded[surface, limit].inc()
-
-    def right_refused(self, surface: Surface) -> None:
-        """Count a request of a role without the right for it."""
-        self._forbidden[surface].inc()
-
-
-class CompactionMetrics:
-    """Filled by `brokers.runtime.loops.compacting`; zeros at a broker that has not compacted."""
-
-    def __init__(self, make: _Maker) -> None:
-        self._ended_ns: int | None = None
-        self._horizon = make.gauge(
-            "compaction_horizon_offset",
-            "The offset up to which this broker has compacted the channel.",
-        )
-        self._duration = make.gauge(
-            "compaction_duration_seconds", "Duration of the last compaction by this broker."
-        )
-        self._uncompacted = make.gauge(
-            "uncompacted_records",
-            "Records folded since this broker's last compaction, or its start.",
-        )
-        self._archived = make.gauge(
-            "archive_archived_offset",
-            "The offset up to which every archive with a retention hold has read; 0 without"
-            " archives.",
-        )
-        self._lapsed = make.gauge(
-            "archive_holds_lapsed", "Archives whose retention holds are too old to count."
-        )
-        self._ahead = make.gauge(
-            "log_clock_ahead_offset",
-            "The offset of the first record in the last compaction whose time is ahead of the"
-            " clock; 0 without one.",
-        )
-        make.gauge(
-            "compaction_age_seconds", "Time since the last compaction by this broker."
-        ).set_function(self._age_s)
-        self._failures = make.counter(
-            "compaction_failures_total", "Compactions by this broker that failed."
-        )
-
-    def succeeded(self, *, horizon: int, took_ms: int) -> None:
-        """Note a compaction that succeeded."""
-        self._ended_ns = time.monotonic_ns()
-        self._horizon.set(horizon)
-        self._duration.set(took_ms / 1_000)
-
-    def holds(self, *, archived_to: int | None, lapsed: int) -> None:
-        """Set what archives keep on the log."""
-        self._archived.set(archived_to or 0)
-        self._lapsed.set(lapsed)
-
-    def clock_ahead(self, offset: int | None) -> None:
-        """Set the offset of the first record that has a time ahead of the clock."""
-        self._ahead.set(offset or 0)
-
-    def failed(self) -> None:
-        """Count a compaction that failed."""
-        self._failures.inc()
-
-    def uncompacted(self, records: int) -> None:
-        """Set the number of records that wait for the next compaction."""
-        self._uncompacted.set(records)
-
-    def _age_s(self) -> float:
-        return 0.0 if self._ended_ns is None else (time.monotonic_ns() - self._ended_ns) / 1e9

@@ -107,7 +107,7 @@ class Worker:
             clock=self.clock,
             own_token=self.access.own_token,
             tls=lambda: self.access.certificates.client,
-            received=self.metrics.state_received,
+            received=lambda size: self.metrics.count("state_bytes_total", "received", by=size),
             step=self._step,
             record=lambda: self._recorders.record_work,
             admitted=lambda: self._runner.admitted,
@@ -120,7 +120,7 @@ class Worker:
             end_process=end_process,
             serves_peers=serves_peers,
             fetch_spilled=self._ownerships.fetch_spilled,
-            sent=self.metrics.state_sent,
+            sent=lambda size: self.metrics.count("state_bytes_total", "sent", by=size),
         )
         self.profile = profile_of(config, addresses, self._runner.namespaces)
         self.services = self._runner.services

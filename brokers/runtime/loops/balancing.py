@@ -188,7 +188,7 @@ class Balancing:
         another broker leads.
         """
         self._since = self._all_stopped()
-        self._metrics.budget(None)
+        self._worker.metrics.set("balancing_budget_blocks", 0)
         for move in self._scheduler.dropped():
             self._outcomes.ended(
                 move.bundle,
@@ -285,7 +285,8 @@ class Balancing:
         # rounds in a row of the others.
         if planned.strategy == shedder and self._since_asked(shedder) is since:
             self._since = {**self._all_stopped(), shedder: Since()}
-        self._metrics.budget(planned.plan.budget)
+        budget = planned.plan.budget
+        self._worker.metrics.set("balancing_budget_blocks", budget is not None and budget.blocks)
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
         self._scheduler.planned(planned.plan.moves, fills=planned.plan.fills)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -227,7 +228,7 @@ class Compacting:
 
     def _folded(self, _folded: Folded) -> None:
         self._records += 1
-        self._worker.metrics.compaction.uncompacted(self._records)
+        self._worker.metrics.set("uncompacted_records", self._records)
 
     def _resynced(self, _resync: Resync) -> None:
         """Start counting again: another process has compacted, and this broker continues from its
@@ -250,7 +251,7 @@ class Compacting:
         )
 
     async def _compact(self) -> None:
-        clock, metrics = self._worker.clock, self._worker.metrics.compaction
+        clock, metrics = self._worker.clock, self._worker.metrics
         began_ms, began_records = clock.now().boot_ms, self._records
         try:
             horizon, ahead = await self._compact_once(self._compaction)
@@ -264,8 +265,10 @@ class Compacting:
         # again is the safe error.
         self._records = max(self._records - began_records, 0)
         if horizon is not None:
-            metrics.succeeded(horizon=horizon, took_ms=took_ms)
-            metrics.uncompacted(self._records)
+            metrics.compacted_ns = time.monotonic_ns()
+            metrics.set("compaction_horizon_offset", horizon)
+            metrics.set("compaction_duration_seconds", took_ms / 1_000)
+            metrics.set("uncompacted_records", self._records)
             fields = {
                 "broker": self._worker.broker_id,
                 "horizon": horizon,
@@ -277,9 +280,9 @@ class Compacting:
             self._report_clock(ahead)
 
     def _report_clock(self, ahead: int | None) -> None:
-        self._worker.metrics.compaction.clock_ahead(ahead)
+        self._worker.metrics.set("log_clock_ahead_offset", ahead or 0)
         if ahead is not None:
-            self._worker.metrics.alarm(AlarmName.LOG_CLOCK)
+            self._worker.metrics.count("alarms_total", AlarmName.LOG_CLOCK)
             text = (
                 "a record has a time ahead of this machine's clock: set the clock of the machine"
                 " that stores the log, or of this one"
@@ -298,14 +301,15 @@ class Compacting:
         lapsed because they stopped moving.
         """
         held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
-        self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
+        self._worker.metrics.set("archive_archived_offset", held.archived_to or 0)
+        self._worker.metrics.set("archive_holds_lapsed", len(held.lapsed))
         if held.lapsed and held.lapsed != self._lapsed:
             fields = {
                 "broker": self._worker.broker_id,
                 "alarm": AlarmName.ARCHIVE_HOLD,
                 "archives": ", ".join(held.lapsed),
             }
-            self._worker.metrics.alarm(AlarmName.ARCHIVE_HOLD)
+            self._worker.metrics.count("alarms_total", AlarmName.ARCHIVE_HOLD)
             text = (
                 "nothing is kept any longer for archives that have not moved: start them again, or"
                 " lift their holds"
@@ -321,10 +325,10 @@ class Compacting:
         if error.code == _OVERTAKEN:
             _logger.info("%s", error, extra={"broker": broker})
             return
-        self._worker.metrics.compaction.failed()
+        self._worker.metrics.count("compaction_failures_total")
         if self._logged != str(error):
             self._logged = str(error)
-            self._worker.metrics.alarm(AlarmName.COMPACTION)
+            self._worker.metrics.count("alarms_total", AlarmName.COMPACTION)
             _logger.warning(
                 "%s",
                 error,

@@ -46,7 +46,7 @@ class Moving:
         )
         self._tasks.add(task)
         task.add_done_callback(self._has_ended)
-        self._worker.metrics.balancing.under_way(len(self._tasks))
+        self._worker.metrics.set("balancing_moves_under_way", len(self._tasks))
 
     async def cancel(self) -> None:
         """Cancel all moves. What the log has of them goes on."""
@@ -57,7 +57,7 @@ class Moving:
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._worker.metrics.balancing.under_way(len(self._tasks))
+        self._worker.metrics.set("balancing_moves_under_way", len(self._tasks))
 
     async def _move(self, move: Move, planned: int | None, timeout_ms: int) -> None:
         intent: Intent = (

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.runtime.metrics import BalancingMetrics, Metrics
 from equipoise.shedder.loads import Resources, Use
-from equipoise.shedder.plan import Budget
 from tests.channels.folding import channel_with
 from tests.decisions import idle, move, outcome, shed, with_plan
 
@@ -42,12 +41,10 @@ def series(text: str) -> tuple[str, Labels]:
     return name, tuple(sorted([("broker", "b"), *((key, value) for key, _, value in pairs)]))
 
 
-ROUNDS, MOVING = "equipoise_balancing_rounds_total", "equipoise_balancing_moves_under_way"
-BLOCKS = "equipoise_balancing_budget_blocks"
+ROUNDS = "equipoise_balancing_rounds_total"
 UNLOADED = "brk_lb_unload_broker_breakdown_total metric=bundleUnloading"
 SPLIT = "brk_lb_bundles_split_breakdown_total metric=bundlesSplit"
 SPREAD = "brk_lb_resource_usage_stats metric=bundleUnloading feature=max_ema stat="
-FULL = Budget(most=1, used=1)
 SOURCES = (move(0), replace(move(1), source="c"), move(2))
 USED = Resources(
     cpu=Use(used=50, limit=200),
@@ -63,7 +60,6 @@ CASES: dict[str, tuple[Sequence[Happens], Mapping[str, float | None]]] = {
             f"{UNLOADED} result=Success reason=Underloaded": 0,
             f"{UNLOADED} result=Skip reason=HitCount": 0,
             f"{UNLOADED} result=Failure reason=Unknown": 0,
-            MOVING: 0,
             "brk_lb_cpu_usage metric=loadBalancing": None,
         },
     ),
@@ -122,22 +118,6 @@ CASES: dict[str, tuple[Sequence[Happens], Mapping[str, float | None]]] = {
     "a refused report is counted with its reporter": (
         [lambda of: of.refused("liar")] * 2,
         {"equipoise_load_reports_refused_total reporter=liar": 2},
-    ),
-    "moves under way have their last value": (
-        [lambda of: of.under_way(3), lambda of: of.under_way(1)],
-        {MOVING: 1},
-    ),
-    "the budget blocks moves": (
-        [lambda of: of.budget(FULL), lambda of: of.budget(replace(FULL, blocks=True))],
-        {BLOCKS: 1},
-    ),
-    "the budget blocks no move": (
-        [lambda of: of.budget(replace(FULL, blocks=True)), lambda of: of.budget(FULL)],
-        {BLOCKS: 0},
-    ),
-    "no budget blocks no move": (
-        [lambda of: of.budget(replace(FULL, blocks=True)), lambda of: of.budget(None)],
-        {BLOCKS: 0},
     ),
 }
 

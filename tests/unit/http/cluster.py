@@ -116,6 +116,14 @@ class Broker:
     def id(self) -> str:
         return self.worker.broker_id
 
+    def sample(self, name: str, **labels: str) -> float:
+        """The value of one series of its metrics, without what a scrape computes."""
+        value = self.worker.metrics._registry.get_sample_value(  # noqa: SLF001
+            f"equipoise_{name}", {"broker": self.id, **labels}
+        )
+        assert value is not None
+        return value
+
     async def ask(
         self,
         method: str,

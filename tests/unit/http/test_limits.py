@@ -51,14 +51,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def exceeded(broker: Broker, limit: Limit) -> float:
-    """How often HTTP met an excess."""
-    # It has no path that is not limited.
-    value = broker.worker.metrics._registry.get_sample_value(  # noqa: SLF001
-        "equipoise_limits_exceeded_total",
-        {"broker": broker.id, "surface": "http", "limit": limit.value},
-    )
-    assert value is not None
-    return value
+    """How often HTTP met an excess. No path is not limited."""
+    return broker.sample("limits_exceeded_total", surface="http", limit=limit.value)
 
 
 async def from_address(address: str, broker: Broker, path: str) -> int:

@@ -25,15 +25,7 @@ PATH = f"/lookup/v2/topic/persistent/{NAMESPACE}"
 
 def metric(broker: Broker, outcome: str) -> float:
     """How many lookups had an outcome."""
-    sample = broker.worker.metrics.scrape(
-        broker.worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True
-    )
-    name = f'equipoise_lookup_duration_seconds_count{{broker="{broker.id}",outcome="{outcome}"}} '
-    return next(
-        float(line.removeprefix(name))
-        for line in sample.decode().splitlines()
-        if line.startswith(name)
-    )
+    return broker.sample("lookup_duration_seconds_count", outcome=outcome)
 
 
 @with_cluster(brokers=2)

@@ -68,7 +68,7 @@ def test_every_series_is_there_from_the_start_and_counts() -> None:
     counted.now_ns = 1_000_000_000
     for _ in range(2):
         counted.put(create)
-        counted.metrics.alarm(AlarmName.OWN_DEATH)
+        counted.metrics.count("alarms_total", AlarmName.OWN_DEATH)
     counted.metrics.lookup(LookupOutcome.HELD, started_ns=0)
     assert [1, 1, 1.0, 2] == [counted.sample(name, **labels) for name, labels in COUNTERS]
 

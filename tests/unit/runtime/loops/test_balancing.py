@@ -24,7 +24,7 @@ from equipoise.brokers.load.topics import LOADS
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.loads import Load
-from equipoise.shedder.plan import Move, Plan, Predicted
+from equipoise.shedder.plan import Budget, Move, Plan, Predicted
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
 from tests.unit.http.cluster import Cluster, cluster, started, until
@@ -51,7 +51,8 @@ class Insisting(Policy):
         self.planning.set()
         if self.may_end is not None:
             assert self.may_end.wait(20)
-        return Plan(moves=tuple(self.moves)), len(self.seen)
+        budget = Budget(most=1, used=1, blocks=bool(self.moves))
+        return Plan(moves=tuple(self.moves), budget=budget), len(self.seen)
 
 
 class OtherPolicy(Insisting):
@@ -144,6 +145,10 @@ async def test_the_end_cancels_the_tasks_that_wait_for_moves(tmp_path: Path) -> 
         bundle = stage.held_by(0)[0]
         await stage.hold_up(bundle)
         assert [f"move of {bundle}"] == moves_under_way()
+        assert (1, 1) == (
+            stage.cluster.brokers[0].sample("balancing_moves_under_way"),
+            stage.cluster.brokers[0].sample("balancing_budget_blocks"),
+        )
         left: list[list[str]] = []
         stage.tasks[0].add_done_callback(lambda _: left.append(moves_under_way()))
         stage.tasks[0].cancel()
@@ -202,6 +207,7 @@ async def test_a_waiting_move_that_is_not_wanted_any_more_is_dropped(
             stage.set(replace(ROUNDS, enabled=False))
             line = "move not started, because it is no longer needed"
             await until(lambda: line in caplog.messages)
+            assert 0 == leader.sample("balancing_budget_blocks")
         else:
             namespace, _, range_ = second.rpartition("/")
             document = {"namespace": namespace, "range": range_, "brokers.0": leader.id}
@@ -404,16 +410,7 @@ async def test_an_impossible_report_is_counted_and_logged_once(
             stage.bus.publish(Load(broker=broker, at_ms=0, average_use=math.nan))
         stage.begin()
         await until(lambda: len(stage.decisions) > 3)
-        refused = [
-            metric
-            for metric in stage.cluster.brokers[0].worker.metrics.balancing.collect()
-            if metric.name.endswith("reports_refused")
-        ]
-        assert [(liar, 1)] == [
-            (sample.labels["reporter"], sample.value)
-            for metric in refused
-            for sample in metric.samples
-        ]
+        assert 1 == stage.cluster.brokers[0].sample("load_reports_refused_total", reporter=liar)
     assert ["load report left out, because it cannot be true: its average use is nan"] == [
         line.getMessage() for line in lines(caplog)
     ]

@@ -20,7 +20,6 @@ from equipoise.brokers.runtime.loops.compacting import (
     compact_in_thread,
     compact_once_of,
 )
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
@@ -52,17 +51,6 @@ def failing(error: str) -> Outcome:
     return fail
 
 
-def scraped(worker: Worker, metric: str) -> float:
-    """Return the value of one metric of a worker."""
-    scrape = worker.metrics.scrape(
-        worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True
-    )
-    lines = scrape.decode().splitlines()
-    return next(
-        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"equipoise_{metric}{{")
-    )
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "_LOOK_S", 0.01)
@@ -86,7 +74,7 @@ async def test_only_the_leader_compacts_after_enough_records(tmp_path: Path) -> 
             == onces[leader].runs[0]
         )
         assert [] == onces[1 - leader].runs
-        assert 7 == scraped(brokers.brokers[leader].worker, "compaction_horizon_offset")
+        assert 7 == brokers.brokers[leader].sample("compaction_horizon_offset")
 
 
 async def test_a_log_is_compacted_after_compact_age_ms(tmp_path: Path) -> None:
@@ -116,10 +104,10 @@ async def test_a_failure_raises_one_alarm_and_is_retried(
         (one,) = brokers.brokers
         once = Once(failing("CompactionRefused"))
         task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
-        await until(lambda: scraped(one.worker, "compaction_failures_total") >= 2)
-        assert 0 == scraped(one.worker, "compaction_horizon_offset")
+        await until(lambda: one.sample("compaction_failures_total") >= 2)
+        assert 0 == one.sample("compaction_horizon_offset")
         once.outcome = lambda: Done(9)
-        await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
+        await until(lambda: one.sample("compaction_horizon_offset") == 9)
         task.cancel()
     assert 1 == len(
         [record for record in caplog.records if record.__dict__.get("alarm") == "compaction"]
@@ -137,7 +125,7 @@ async def test_a_time_ahead_of_the_clock_is_an_alarm(
         task = asyncio.ensure_future(
             Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run()
         )
-        await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
+        await until(lambda: one.sample("log_clock_ahead_offset") == 4)
         task.cancel()
     assert ("log_clock", 4) == tuple(
         caplog.records[0].__dict__[name] for name in ("alarm", "offset")
@@ -155,7 +143,7 @@ async def test_an_overtaken_compaction_is_no_failure(
         task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
         await until(lambda: bool(once.runs))
         task.cancel()
-        assert 0 == scraped(one.worker, "compaction_failures_total")
+        assert 0 == one.sample("compaction_failures_total")
     assert ["INFO"] == [
         record.levelname
         for record in caplog.records
