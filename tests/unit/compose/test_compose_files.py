@@ -319,14 +319,6 @@ def test_the_image_is_built_from_named_versions() -> None:
     assert "/ready" in DOCKERFILE
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_brokers_have_time_to_leave(file: str) -> None:
-    """A broker may need a minute to move its bundles away."""
-    assert {"75s"} == {
-        cast("str", broker["stop_grace_period"]) for broker in kind("broker", file).values()
-    }
-
-
 def test_grafana_finds_its_dashboard_and_prometheus() -> None:
     """The dashboards are mounted in the provider's folder, and the panels query the provisioned
     source.
@@ -356,16 +348,3 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
 def test_the_json_of_the_dashboard_is_current() -> None:
     """`python -m compose.dashboard` writes it."""
     assert text() == WRITTEN.read_text(encoding="utf-8")
-
-
-def test_no_two_panels_overlap() -> None:
-    """Each panel is within the width of the screen."""
-    taken: set[tuple[int, int]] = set()
-    for panel in orjson.loads(WRITTEN.read_bytes())["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        cells = {
-            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
-        }
-        assert set() == cells & taken, panel["title"]
-        taken |= cells

@@ -17,7 +17,7 @@ import pytest
 from equipoise.brokers.runtime.config import WorkerConfig
 from tests.docs.test_code_blocks import problem_of
 from tests.pulsar.programs import is_required
-from tests.unit.compose.test_compose_files import COMPOSE, ROOT
+from tests.unit.compose.test_compose_files import COMPOSE
 
 UNIT: Final = COMPOSE / "equipoise@.service"
 PROGRAM: Final = "/opt/equipoise/bin/equipoise"
@@ -98,9 +98,3 @@ def test_it_writes_where_it_may() -> None:
     assert len(places) == 3
     assert all(place.startswith(f"/var/lib/{folder}/") for place in places)
     assert ["strict"] == unit["ProtectSystem"]
-
-
-def test_the_page_shows_where_it_is() -> None:
-    assert "compose/equipoise@.service" in (
-        ROOT / "docs" / "how-to" / "run-under-systemd.md"
-    ).read_text(encoding="utf-8")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import pytest
-
 from equipoise.spark_jobs.rules.membership.view import (
     IN_FLIGHT_MAX_MS,
     UNSERVED_IN_FLIGHTS,
@@ -50,49 +48,6 @@ def test_the_limit_of_a_move_can_be_set() -> None:
     cluster.bundle("assigning", owner=cluster.incarnations["a"])
     since = cluster.offset
     assert [None] * 5 + [{BUNDLE: since}] == cluster.overdue(seconds=6)
-
-
-def test_a_change_of_targets_does_not_restart_the_clock() -> None:
-    cluster = Cluster()
-    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    for state, before, steps in (
-        ("assigning", {"state": "free"}, ({"owner": a}, {"owner": b})),
-        ("releasing", {"state": "owned", "owner": a}, ({"owner": a, "source": b}, {"source": b})),
-    ):
-        cluster.bundle(**before)
-        told = [
-            cluster.bundle(state, wait_ms=5_000, **steps[turn % 2]).get("overdue")
-            for turn in range(20)
-        ]
-        assert [{BUNDLE: cluster.offset - 19}] == [names for names in told if names]
-
-
-def test_a_death_restarts_the_clock() -> None:
-    cluster = Cluster()
-    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
-    cluster.bundle("owned", owner=b)
-    cluster.bundle("assigning", owner=a, source=b)
-    cluster.overdue(seconds=50)
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", expected_offset=b))
-    died_at, told = cluster.offset, cluster.overdue(seconds=62)
-    assert (60, {BUNDLE: died_at}) == (len([names for names in told[:60] if not names]), told[60])
-
-
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_an_unserved_bundle_is_overdue(*, is_refused: bool) -> None:
-    """Also if each broker that is asked refuses it."""
-    cluster = Cluster()
-    a = cluster.incarnations["a"]
-    cluster.bundle("owned", owner=a)
-    cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=a))
-    cluster.bundle("free")
-    freed_at, told = cluster.offset, []
-    for _ in range(UNSERVED_SECONDS // 10 + 5):
-        told += cluster.overdue(seconds=9)
-        if is_refused:
-            told.append(cluster.bundle("assigning", owner=a).get("overdue"))
-            cluster.bundle("free")
-    assert [{BUNDLE: freed_at}] == [names for names in told if names]
 
 
 def test_bundles_of_a_namespace_in_deletion_may_stay_free() -> None:

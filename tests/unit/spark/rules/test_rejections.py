@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from equipoise.spark_jobs.rules.rejections import (
     KINDS_MAX,
-    NEVER_WRITTEN,
-    REJECTED_MAX,
     REJECTED_OTHERWISE_MAX,
     WINDOW_MS,
 )
 from tests.unit.spark.rules.broker_facts import BrokerStory, LogStory
-
-
-@pytest.mark.parametrize("reason", NEVER_WRITTEN)
-def test_a_rejection_that_no_race_explains(reason: str) -> None:
-    story = BrokerStory().joined()
-    offset = story.own(verdict=reason)
-    assert [("writes_what_it_may_not", (offset,))] == story.found
-    expected = (
-        'the record "bundle free" of b1, about t/n/0x00000000_0xffffffff, was rejected as'
-        f" {reason}: {NEVER_WRITTEN[reason]}"
-    )
-    assert expected == story.findings[0].text
 
 
 def test_the_removal_of_a_live_broker() -> None:
@@ -33,15 +17,6 @@ def test_the_removal_of_a_live_broker() -> None:
     assert [] == story.findings
     offset = story.own(verdict="still_alive", kind="broker", key="b2", status="removed")
     assert [("writes_what_it_may_not", (offset,))] == story.found
-
-
-@pytest.mark.parametrize("reason", ["still_alive", "bad_boundary"])
-def test_too_many_of_one_reason_are_reported_once(reason: str) -> None:
-    limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
-    story = BrokerStory().joined()
-    story.at_ms += WINDOW_MS - story.at_ms % WINDOW_MS
-    offsets = [story.own(verdict=reason) for _ in range(limit + 5)]
-    assert [("too_many_rejections", (offsets[0], offsets[limit]))] == story.found
 
 
 def test_windows_are_counted_apart() -> None:
@@ -64,9 +39,3 @@ def test_admins_are_counted_by_name() -> None:
     assert [] == story.findings
     offset = story.tell({"kind": "policy", "publisher": "admin:last"}, verdict="bad_boundary")
     assert [("too_many_rejections", (KINDS_MAX + 1, offset))] == story.found
-
-
-def test_a_step_of_a_broker_by_an_admin() -> None:
-    story = LogStory()
-    offset = story.tell({"kind": "bundle", "publisher": "admin:a"}, verdict="not_the_actor")
-    assert [("writes_what_it_may_not", (offset,))] == story.found
