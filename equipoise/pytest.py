@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import pytest
 
 if TYPE_CHECKING:
     from equipoise.brokers.local.local_cluster import ClusterEvent, LocalCluster
     from equipoise.brokers.runtime.service import Service
+    from equipoise.brokers.sharded.virtual_programs import Programs
     from equipoise.brokers.testing.moving_cluster import MovingCluster
     from equipoise.brokers.testing.virtual_cluster import Cluster
 
@@ -52,6 +53,9 @@ class MakeCluster:
         self._evidence = evidence
         self._clusters = clusters
 
+    @overload
+    def __call__(self, service: str, *, brokers: int | Sequence[str] = 3) -> Programs: ...
+    @overload
     def __call__(
         self,
         service: Callable[[], S],
@@ -59,14 +63,18 @@ class MakeCluster:
         brokers: int | Sequence[str] = 3,
         patience_ms: int = 1_000,
         serves_peers: bool = False,
-    ) -> Cluster[S]:
+    ) -> Cluster[S]: ...
+    def __call__(self, service: Callable[[], S] | str, **options: Any) -> Cluster[S] | Programs:
         """Return a cluster that runs until the test ends. `equipoise.Cluster` defines the arguments
-        and the errors.
+        and the errors. With the name of an app, such as `visits:app`, it consists of programs.
         """
+        from equipoise.brokers.sharded.virtual_programs import Programs
         from equipoise.brokers.testing.virtual_cluster import Cluster
 
-        cluster = Cluster(
-            service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers
+        cluster: Cluster[Any] = (
+            Programs(service, **options)
+            if isinstance(service, str)
+            else Cluster(service, **options)
         )
         self._evidence.append(lambda: ("equipoise: the channel", _last(cluster.story())))
         return self._clusters.enter_context(cluster)
@@ -93,6 +101,18 @@ class MovesAtEveryAwait:
         self._only = only
         self._cluster: MovingCluster[Any] | None = None
 
+    @overload
+    def __call__(
+        self,
+        service: str,
+        namespace: str,
+        key: str,
+        *,
+        kills: bool = False,
+        brokers: int | Sequence[str] = 3,
+        patience_ms: int = 100,
+    ) -> Iterator[Programs]: ...
+    @overload
     def __call__(
         self,
         service: Callable[[], S],
@@ -102,7 +122,10 @@ class MovesAtEveryAwait:
         brokers: int | Sequence[str] = 3,
         patience_ms: int = 100,
         serves_peers: bool = False,
-    ) -> Iterator[Cluster[S]]:
+    ) -> Iterator[Cluster[S]]: ...
+    def __call__(
+        self, service: Callable[[], S] | str, namespace: str, key: str, **options: Any
+    ) -> Iterator[Cluster[S] | Programs]:
         """Yield a new cluster for each run: one without a move, then one for each await point, with
         a move of the bundle of `key`.
 
@@ -114,23 +137,25 @@ class MovesAtEveryAwait:
         another task waits for it, it continues after `patience_ms` of real time.
         `equipoise.Cluster` defines the other arguments.
 
+        With the name of an app, such as `visits:app`, the clusters consist of programs, which the
+        scenario calls by `request`. Their namespaces exist. With `kills`, the owner of the key is
+        killed at the await point.
+
         Raises `CallerError` if there is no await point, or if a run does not reach its point.
         """
-        from equipoise.brokers.testing.moving_cluster import moves_at_every_await
+        from equipoise.brokers.sharded.virtual_programs import Programs
+        from equipoise.brokers.testing.moving_cluster import MovingCluster, moves_at_every_await
 
-        runs = moves_at_every_await(
-            service,
-            namespace,
-            key,
-            brokers=brokers,
-            patience_ms=patience_ms,
-            serves_peers=serves_peers,
-            only=self._only,
-        )
+        def cluster(at: int | None) -> MovingCluster[Any]:
+            if isinstance(service, str):
+                return Programs(service, namespace, key, at=at, **options)
+            return MovingCluster(service, namespace, key, at=at, **options)
+
+        runs = moves_at_every_await(cluster, about=f"{key!r} in {namespace}", only=self._only)
         self._clusters.callback(runs.close)  # Ends the cluster of a run that failed.
-        for cluster in runs:
-            self._cluster = cluster
-            yield cluster
+        for moving in runs:
+            self._cluster = moving
+            yield moving
         self._cluster = None  # What fails from now on fails outside the scenario.
 
     def _move(self) -> tuple[str, str]:

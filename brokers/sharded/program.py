@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, Unpack
+from typing import Any, Final, Protocol, Self, Unpack, cast
 
 from yarl import URL
 
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
 from equipoise.brokers.runtime.embedding.embedded import READY_MS_MAX, Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
-from equipoise.brokers.runtime.service import Service
+from equipoise.brokers.runtime.service import Service, ServiceHost
 from equipoise.brokers.sharded.keyed import Keyed
 from equipoise.brokers.sharded.settings import Settings
 from equipoise.brokers.sharded.tasks import Tasks
@@ -186,8 +186,18 @@ class Equipoise(Worker):
     def _around(self, app: AsgiApp, *, http: AsgiApp) -> Installed:
         return Installed(app, http=http, prefix=PREFIX, running=self._living, drains=self._drains)
 
+    def host_at(self, host: Callable[[Mapping[str, Service]], ServiceHost]) -> Mapping[str, int]:
+        """For `equipoise.pytest` only: have the virtual broker of a test host the services, which
+        `host` takes by pattern. Return the bundles of each namespace to create.
+        """
+        self._host = cast("Any", host(self._services))
+        return {each.namespace: each.shards for each in self._sharded}
+
     @asynccontextmanager
     async def _living(self) -> AsyncGenerator[None]:
+        if self._host is not None:  # A test hosts it.
+            yield
+            return
         show_log_lines()
         async with self:
             with ExitStack() as until_end:

@@ -22,6 +22,7 @@ from equipoise.channel.core.ranges import key_hash
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
+C = TypeVar("C", bound="MovingCluster[Any]")
 
 PATIENCE_MS: Final = 100
 """Limit of the real time that a held coroutine waits. It takes all of that if `close` or another
@@ -80,12 +81,13 @@ class MovingCluster(Cluster[S]):
         key: str,
         *,
         at: int | None,
+        kills: bool = False,
         brokers: int | Sequence[str] = 3,
         patience_ms: int = PATIENCE_MS,
         serves_peers: bool = False,
     ) -> None:
-        """Move the bundle of `key` of `namespace` at the await point `at` (None: nowhere).
-        `Cluster` defines the other arguments.
+        """Move the bundle of `key` of `namespace` at the await point `at` (None: nowhere), or kill
+        its owner there, if it `kills`. `Cluster` defines the other arguments.
         """
         super().__init__(
             service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers
@@ -94,6 +96,7 @@ class MovingCluster(Cluster[S]):
         self._namespace = namespace
         self._point = key_hash(key)
         self._at = at
+        self._kills = kills
         self._is_settling = False
         self._is_held = False
         self.points = 0
@@ -172,6 +175,11 @@ class MovingCluster(Cluster[S]):
 
     async def _hold(self, move: AwaitedMove) -> None:
         """Move the bundle, and return when `_settle` lets the held code go on."""
+        if self._kills:
+            killed = self._member(move.source)
+            self._crash(move.source)
+            await killed.runner.stop()
+            return
         transferring = transfer(
             self._port(), move.bundle, move.destination, wait=False, reason=_REASON
         )
@@ -186,34 +194,16 @@ class MovingCluster(Cluster[S]):
 
 
 def moves_at_every_await(
-    service: Callable[[], S],
-    namespace: str,
-    key: str,
-    *,
-    brokers: int | Sequence[str] = 3,
-    patience_ms: int = PATIENCE_MS,
-    serves_peers: bool = False,
-    only: int | None = None,
-) -> Generator[MovingCluster[S]]:
+    cluster: Callable[[int | None], C], *, about: str, only: int | None = None
+) -> Generator[C]:
     """Yield a new cluster for each run of a scenario: one without a move, then one for each await
     point, with a move there.
 
-    `only` leaves a single run, with the move at that point. `MovingCluster` defines the arguments.
+    `cluster` makes the one that moves the bundle of a key, `about` which errors are, at an await
+    point. `only` leaves a single run, with the move at that point.
     Raises `CallerError` if the scenario has no await point, if a run does not reach its point, or
     if the channel refused each move.
     """
-
-    def cluster(at: int | None) -> MovingCluster[S]:
-        return MovingCluster(
-            service,
-            namespace,
-            key,
-            at=at,
-            brokers=brokers,
-            patience_ms=patience_ms,
-            serves_peers=serves_peers,
-        )
-
     points = 0
     if only is None:
         with cluster(None) as unmoved:
@@ -221,7 +211,7 @@ def moves_at_every_await(
         points = unmoved.points
         if not points:
             raise CallerError(
-                f"the scenario has no await point at which the bundle of {key!r} in {namespace}"
+                f"the scenario has no await point at which the bundle of {about}"
                 " could move: no coroutine of the service or of the test was suspended while a"
                 " broker owned it. Create the namespace, run at least two brokers, call the"
                 " service with cluster.call(), and let each stand-in of a store or a network wait"

@@ -196,8 +196,7 @@ class Cluster(Generic[S]):
             )
 
         async def start() -> None:
-            self._services[broker] = service = self._make_service()
-            self._world.members[broker] = Member(broker, service, self._world)
+            self._world.members[broker] = self._new_member(broker)
             await self._settle()
 
         self._run(start())
@@ -208,7 +207,7 @@ class Cluster(Generic[S]):
         Raises `NotFound` if the broker does not run.
         """
         member = self._member(broker)
-        member.end("is killed by the test", killed=True)
+        self._crash(broker)
         self._run(member.runner.stop())
         self._run(self._settle())
 
@@ -360,6 +359,13 @@ class Cluster(Generic[S]):
         return self._log.story()
 
     # --- implementation ---
+
+    def _new_member(self, broker: str) -> Member:
+        self._services[broker] = service = self._make_service()
+        return Member(broker, {"*": service}, self._world)
+
+    def _crash(self, broker: str) -> None:
+        self._member(broker).end("is killed by the test", killed=True)
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
         """Return the result of a coroutine on the cluster's loop. Raises what it raises, and

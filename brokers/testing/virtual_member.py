@@ -20,7 +20,7 @@ from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
 from equipoise.brokers.runtime.callers import Line
 from equipoise.brokers.runtime.router import OpenedBundles, Router, all_of, by_owner, may_deny
-from equipoise.brokers.runtime.service import Ownership, Peer, Service
+from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
@@ -143,7 +143,7 @@ class Member(AgentHost):
     has answered.
     """
 
-    def __init__(self, broker: str, service: Service, world: World) -> None:
+    def __init__(self, broker: str, services: Mapping[str, Service], world: World) -> None:
         super().__init__(
             broker=broker,
             address=f"http://{broker}",
@@ -153,13 +153,14 @@ class Member(AgentHost):
             timing=Timing(),
             placement=world.placement,
         )
-        service.host = self
+        for service in services.values():
+            service.host = self
         self.broker_id = broker
         self._world = world
         self._answers: dict[int, Answered] = {}
         self._listeners: list[tuple[Callable[[Folded], None], Callable[[Resync], None]]] = []
         self.service = self.runner = ServiceRunner(
-            {"*": service},
+            services,
             clock=world.clock,
             make_ownership=self._own,
             step=self.deliver,
@@ -280,6 +281,15 @@ class Member(AgentHost):
         return folded
 
     # --- what its service needs ---
+
+    def check(self) -> None:
+        """Raise `WorkerEnded` if it has ended."""
+        if not self.alive:
+            raise WorkerEnded(broker=self.broker_id, problem="the test has killed it")
+
+    def ownership(self, namespace: str, key: str) -> Ownership | None:
+        """Return its ownership of a key, or None."""
+        return self.router.ownership(namespace, key)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on

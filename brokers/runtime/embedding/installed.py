@@ -65,7 +65,7 @@ class Installed:
         self._app = app
         self._http = http
         self._prefix = prefix
-        self._running = running
+        self.running = running
         self._drains = drains
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -123,7 +123,7 @@ class Installed:
             async def sent(message: Message) -> None:
                 if message["type"] == "lifespan.startup.complete":
                     try:
-                        await life.enter_async_context(self._running())
+                        await life.enter_async_context(self.running())
                     except Exception as error:
                         await send({"type": "lifespan.startup.failed", "message": str(error)})
                         raise

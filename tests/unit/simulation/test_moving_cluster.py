@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import pytest
@@ -60,6 +60,20 @@ class Unchecked(Stock):
         return await self.count(item)
 
 
+def runs_of(
+    service: Callable[[], Stock],
+    *,
+    only: int | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Generator[MovingCluster[Stock]]:
+    """Return the runs of a scenario."""
+    return moves_at_every_await(
+        lambda at: MovingCluster(service, NAMESPACE, ITEM, at=at, **options),
+        about="'tea' in shop/stock",
+        only=only,
+    )
+
+
 async def journal() -> None:
     """Stand in for a write over the network."""
     await asyncio.sleep(0)
@@ -103,7 +117,7 @@ def line_in(function: Callable[..., object], text: str) -> int:
 
 def test_each_await_point_has_a_run_in_which_the_bundle_moves_there() -> None:
     moves = []
-    for cluster in moves_at_every_await(Stock, NAMESPACE, ITEM):
+    for cluster in runs_of(Stock):
         assert [1, 2, 3] == sales(cluster)
         moves.append(cluster.move)
     assert moves[0] is None
@@ -113,7 +127,7 @@ def test_each_await_point_has_a_run_in_which_the_bundle_moves_there() -> None:
 
 def test_a_service_that_does_not_check_its_ownership_is_caught_at_the_await() -> None:
     """The former owner writes to memory that nobody reads any more, and the sale is lost."""
-    runs = moves_at_every_await(Unchecked, NAMESPACE, ITEM)
+    runs = runs_of(Unchecked)
     unmoved = next(runs)
     assert [1, 2, 3] == sales(unmoved)
     moving = next(runs)
@@ -132,9 +146,7 @@ def test_a_service_that_does_not_check_its_ownership_is_caught_at_the_await() ->
 
 
 def test_one_run_can_be_repeated_alone() -> None:
-    (answers,) = (
-        sales(cluster) for cluster in moves_at_every_await(Unchecked, NAMESPACE, ITEM, only=2)
-    )
+    (answers,) = (sales(cluster) for cluster in runs_of(Unchecked, only=2))
     assert [1, 2, 2] == answers
 
 
@@ -158,7 +170,7 @@ class Loading(Stock):
 def test_a_bundle_that_opens_may_move_on_and_one_that_closes_may_not() -> None:
     """The broker owns the bundle before it calls `open`, and no longer when it calls `close`."""
     functions = []
-    for cluster in moves_at_every_await(Loading, NAMESPACE, ITEM):
+    for cluster in runs_of(Loading):
         assert [1] == sales(cluster, count=1)
         cluster.give(cluster.bundle(NAMESPACE, ITEM), "broker-3")
         assert [2, 3] == [cluster.call(sell(cluster)), cluster.call(sell(cluster))]
@@ -176,7 +188,7 @@ class Spawning(Stock):
 def test_tasks_of_the_service_have_await_points_too() -> None:
     """The task waits for its journal, and its caller for the task."""
     functions = []
-    for cluster in moves_at_every_await(Spawning, NAMESPACE, ITEM):
+    for cluster in runs_of(Spawning):
         sales(cluster, count=1)
         functions += [cluster.move.calls[-1].name] if cluster.move else []
     assert ["Spawning.count", "journal"] == functions
@@ -207,7 +219,7 @@ class Settling(Stock):
 def test_code_that_the_move_waits_for_goes_on() -> None:
     """So a service that settles its work in `close` is right without a second check."""
     owners = []
-    for cluster in moves_at_every_await(Settling, NAMESPACE, ITEM, patience_ms=20):
+    for cluster in runs_of(Settling, patience_ms=20):
         assert [1, 2] == sales(cluster, count=2)
         owners.append(cluster.owner(cluster.bundle(NAMESPACE, ITEM)))
     assert ["broker-1", "broker-2", "broker-2"] == owners
@@ -218,12 +230,12 @@ def test_a_scenario_without_an_await_point_is_refused() -> None:
     with pytest.raises(
         CallerError, match="no await point at which the bundle of 'tea' in shop/stock could move"
     ):
-        run(moves_at_every_await(Stock, NAMESPACE, ITEM), lambda cluster: cluster.create(NAMESPACE))
+        run(runs_of(Stock), lambda cluster: cluster.create(NAMESPACE))
 
 
 def test_a_single_broker_has_nowhere_to_move_to() -> None:
     with pytest.raises(CallerError, match="no await point"):
-        run(moves_at_every_await(Stock, NAMESPACE, ITEM, brokers=1), sales)
+        run(runs_of(Stock, brokers=1), sales)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +246,7 @@ def test_a_scenario_that_differs_from_run_to_run_is_refused(only: int | None, pr
     counts = iter([1, 1] if only else [3, 3, 1])
     with pytest.raises(CallerError, match=problem):
         run(
-            moves_at_every_await(Stock, NAMESPACE, ITEM, only=only),
+            runs_of(Stock, only=only),
             lambda cluster: sales(cluster, count=next(counts)),
         )
 
@@ -253,7 +265,7 @@ def test_a_scenario_in_which_nothing_may_move_is_refused() -> None:
         CallerError,
         match=r"refused the move at each await point, so the scenario shows nothing: .*draining",
     ):
-        run(moves_at_every_await(Stock, NAMESPACE, ITEM, brokers=2), scenario)
+        run(runs_of(Stock, brokers=2), scenario)
 
 
 @pytest.mark.parametrize("until", ["killed", "ended"])
