@@ -38,7 +38,7 @@ _REJECTED_MAX: Final = 16
 
 @dataclass(slots=True)
 class Counts:
-    """The counters of all connections since its start. `brokers.pulsar.metrics` exports them."""
+    """The counters of all connections since its start. `brokers.pulsar.server` exports them."""
 
     accepted: int = 0
     refused: int = 0

@@ -39,7 +39,7 @@ def now_ms() -> int:
 
 @dataclass(slots=True)
 class Counts:
-    """The service's counters since its start. `brokers.pulsar.metrics` exports them."""
+    """The service's counters since its start. `brokers.pulsar.server` exports them."""
 
     published: int = 0
     published_bytes: int = 0

@@ -17,7 +17,7 @@ from equipoise.brokers.http.admin.namespaces import LARGEST, NAMESPACE_PATH, RAN
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of, texts_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.pulsar.admin.topic_paths import DOMAIN_PATH, TopicPaths
+from equipoise.brokers.pulsar.admin.topics import DOMAIN_PATH, TopicPaths
 from equipoise.brokers.pulsar.peers import Listing
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitions_in

@@ -16,13 +16,14 @@ from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
 from equipoise.brokers.http.caller import requester_of
-from equipoise.brokers.pulsar.admin.topic_paths import (
+from equipoise.brokers.pulsar.admin.topics import (
     TOPIC_PATH,
     TopicPaths,
+    check_unused,
+    clients_in,
     no_properties,
     topic_of,
 )
-from equipoise.brokers.pulsar.admin.topics import check_unused, clients_in
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
 from equipoise.brokers.pulsar.topics.stats import (
     Stats,

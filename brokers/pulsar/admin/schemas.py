@@ -17,7 +17,7 @@ from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar import schemas
-from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
+from equipoise.brokers.pulsar.admin.topics import TopicPaths, topic_of
 from equipoise.brokers.pulsar.schemas import KINDS, SCHEMA_BYTES_MAX, size_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.wire.requests import VERSION_BYTES, Schema, version_of

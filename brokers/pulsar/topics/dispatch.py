@@ -7,7 +7,7 @@ connection is its `link`, which only the service uses.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import ClassVar, Final, Protocol
@@ -220,7 +220,7 @@ class KeySharing:
     consumer gets them.
     """
 
-    __slots__ = ("_holder_of", "_holders", "_is_sticky", "_ring", "_stripes")
+    __slots__ = ("_holder_of", "_holders", "_slots")
 
     active: ClassVar = None
 
@@ -228,9 +228,7 @@ class KeySharing:
         """Use the slots that consumers name (STICKY), or spread the slots over them
         (AUTO_SPLIT).
         """
-        self._is_sticky = is_sticky
-        self._ring = Ring()
-        self._stripes = Stripes()
+        self._slots: Ring | Stripes = Stripes() if is_sticky else Ring()
         self._holders: dict[Holder, Consumer] = {}
         self._holder_of: dict[Consumer, Holder] = {}
 
@@ -239,15 +237,16 @@ class KeySharing:
         number = 0
         while (consumer.name, number) in self._holders:
             number += 1
-        if self._is_sticky:
-            ranges = _ranges_of(consumer)
-            conflict = self._stripes.conflict(ranges)
+        holder = (consumer.name, number)
+        if isinstance(self._slots, Stripes):
+            ranges = consumer.key_shared.ranges if consumer.key_shared is not None else ()
+            conflict = self._slots.conflict(ranges)
             if conflict is not None:
                 return Refusal(error=ServerError.CONSUMER_ASSIGN_ERROR, message=conflict)
-            self._stripes.add(consumer.name, number, ranges)
+            self._slots.add(holder, ranges)
         else:
-            self._ring.add(consumer.name, number)
-        self._holder_of[consumer] = holder = (consumer.name, number)
+            self._slots.add(holder)
+        self._holder_of[consumer] = holder
         self._holders[holder] = consumer
         return []
 
@@ -256,13 +255,12 @@ class KeySharing:
         gone = dict.fromkeys(self._holder_of.pop(consumer) for consumer in consumers)
         for holder in gone:
             del self._holders[holder]
-        self._ring.remove(gone)
-        self._stripes.remove(gone)
+        self._slots.remove(gone)
         return []
 
     def consumer_of(self, slot: int) -> Consumer | None:
         """Return the consumer of a slot, ready or not, or None if it has none."""
-        holder = self._stripes.holder(slot) if self._is_sticky else self._ring.holder(slot)
+        holder = self._slots.holder(slot)
         return None if holder is None else self._holders[holder]
 
     def choose(self, entry: Entry) -> Consumer | None:
@@ -305,46 +303,6 @@ def _room_for(entries: Sequence[Sent], consumers: Iterable[Consumer | None]) -> 
 def _rank(consumer: Consumer) -> tuple[int, str]:
     """Return the sort key of a Failover consumer."""
     return consumer.priority, consumer.name
-
-
-def _ranges_of(consumer: Consumer) -> Sequence[tuple[int, int]]:
-    """Return the slot ranges that a STICKY consumer asked for."""
-    return consumer.key_shared.ranges if consumer.key_shared is not None else ()
-
-
-class Lanes:
-    """A queue of waiting entries for each consumer. No key has two consumers, so a slow consumer
-    delays no other.
-    """
-
-    __slots__ = ("_lanes",)
-
-    def __init__(self) -> None:
-        self._lanes: dict[Consumer, deque[Entry]] = {}
-
-    def __contains__(self, consumer: Consumer) -> bool:
-        """Return whether anything waits for this consumer. New entries must then wait behind it."""
-        return consumer in self._lanes
-
-    def __bool__(self) -> bool:
-        return bool(self._lanes)
-
-    def add(self, consumer: Consumer, entry: Entry) -> None:
-        """Append an entry to its consumer's queue."""
-        if consumer in self._lanes:
-            self._lanes[consumer].append(entry)
-        else:
-            self._lanes[consumer] = deque((entry,))
-
-    def ready(self) -> Iterable[tuple[Consumer, Entry]]:
-        """Remove and yield entries while their consumers are ready. Charge each entry's permits
-        before you take the next one.
-        """
-        for consumer, lane in list(self._lanes.items()):
-            while lane and consumer.is_ready:
-                yield consumer, lane.popleft()
-            if not lane:
-                del self._lanes[consumer]
 
 
 Delivery = tuple[Consumer, Entry]
@@ -402,9 +360,10 @@ class Subscription:
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
-        # Key_Shared only: the queue of each consumer. None before the first release, and after
+        # Key_Shared only: a queue for each consumer that entries wait for. No key has two
+        # consumers, so a slow consumer delays no other. None before the first release, and after
         # consumers change.
-        self._lanes: Lanes | None = None
+        self._lanes: defaultdict[Consumer, deque[Entry]] | None = None
         self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
 
     @property
@@ -531,16 +490,19 @@ class Subscription:
             self.arrivals = arrivals if len(arrivals) else None
             return 0
         if self._lanes is None:
-            self._lanes = Lanes()
+            self._lanes = defaultdict(deque)
             for entry in arrivals.entries:
                 consumer = sharing.consumer_of(entry.slot)
                 if consumer is None:
                     dropped += self.drop(arrivals.take(entry.entry_id))
                 else:
-                    self._lanes.add(consumer, entry)
+                    self._lanes[consumer].append(entry)
         began = len(deliveries)
-        for consumer, entry in self._lanes.ready():
-            self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
+        for consumer, lane in list(self._lanes.items()):
+            while lane and consumer.is_ready:
+                self._deliver(consumer, arrivals.take(lane.popleft().entry_id), deliveries)
+            if not lane:
+                del self._lanes[consumer]
         deliveries[began:] = sorted(deliveries[began:], key=_entry_id_of)
         if not self._lanes:
             self.arrivals = self._lanes = None
@@ -562,7 +524,7 @@ class Subscription:
         if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
             consumer = self._dispatcher.consumer_of(entry.slot)
             assert consumer is not None, "only what waits behind something has no free way"
-            self._lanes.add(consumer, entry)
+            self._lanes[consumer].append(entry)
         return 0
 
     def give_up_waiting(self, deliveries: list[Delivery]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b, shake_128
 from itertools import pairwise
 from struct import unpack, unpack_from
@@ -79,18 +79,22 @@ class _Spans:
     __slots__ = ("_buckets",)
 
     def __init__(self) -> None:
+        """Start without holders."""
         self._buckets: list[list[_Span]] = [[] for _ in range(0, SLOTS, _SLOTS_PER_BUCKET)]
 
-    def add(self, span: _Span) -> None:
-        insort(self._buckets[span[0] // _SLOTS_PER_BUCKET], span)
+    def _insert(self, spans: Iterable[_Span]) -> None:
+        for span in spans:
+            insort(self._buckets[span[0] // _SLOTS_PER_BUCKET], span)
 
-    def remove_of(self, holders: Collection[Holder]) -> None:
-        """Remove all spans of these holders, in one pass."""
+    def remove(self, holders: Collection[Holder]) -> None:
+        """Remove all spans of these holders, in one pass. Their slots go to the holders of the next
+        points of a ring, and have no holder among stripes.
+        """
         self._buckets = [
             [span for span in bucket if span[2] not in holders] for bucket in self._buckets
         ]
 
-    def from_slot(self, slot: int) -> _Span | None:
+    def _from_slot(self, slot: int) -> _Span | None:
         """Return the first span that ends at or after `slot`, or None."""
         first = slot // _SLOTS_PER_BUCKET
         bucket = self._buckets[first]
@@ -100,58 +104,41 @@ class _Spans:
         return next((bucket[0] for bucket in self._buckets[first + 1 :] if bucket), None)
 
 
-class Ring:
+class Ring(_Spans):
     """AUTO_SPLIT: consistent hashing of the slots over the holders, Pulsar's default.
 
     The mapping depends only on the current holders, not on history. Once all consumers are back
     after a move, each key has its former consumer again.
     """
 
-    __slots__ = ("_points",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._points = _Spans()
+    def add(self, holder: Holder) -> None:
+        """Add the distinct points of a new holder.
 
-    def add(self, name: str, number: int) -> None:
-        """Add the points of a new holder."""
-        for point in _points_of(name, number):
-            self._points.add(point)
-
-    def remove(self, holders: Collection[Holder]) -> None:
-        """Remove the points of holders. Their slots go to the holders of the next points."""
-        self._points.remove_of(holders)
+        One digest makes them all, because a name may have 1,024 characters.
+        """
+        name, number = holder
+        digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(
+            2 * POINTS_PER_CONSUMER
+        )
+        slots = dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest))
+        self._insert((slot, slot, holder) for slot in slots)
 
     def holder(self, slot: int) -> Holder | None:
         """Return the holder of the first point at or after `slot`, wrapping around, or None if
         there are no holders.
         """
-        point = self._points.from_slot(slot) or self._points.from_slot(0)
+        point = self._from_slot(slot) or self._from_slot(0)
         return None if point is None else point[2]
 
 
-def _points_of(name: str, number: int) -> Iterator[_Span]:
-    """Yield the distinct points of a holder on the ring.
-
-    One digest makes them all, because a name may have 1,024 characters.
-    """
-    digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(
-        2 * POINTS_PER_CONSUMER
-    )
-    holder = (name, number)
-    return (
-        (slot, slot, holder) for slot in dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest))
-    )
-
-
-class Stripes:
+class Stripes(_Spans):
     """STICKY: each holder has the ranges of slots that it asked for, both ends inclusive. Ranges
     never overlap.
     """
 
-    __slots__ = ("_stripes",)
-
-    def __init__(self) -> None:
-        self._stripes = _Spans()
+    __slots__ = ()
 
     def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
         """Return why these ranges cannot be added, or None if they can."""
@@ -165,7 +152,7 @@ class Stripes:
                 return f"{start} to {end} is not a range within 0 to {SLOTS - 1}"
         taken = [start for (_, end), (start, _) in pairwise(sorted(ranges)) if start <= end]
         for start, end in ranges:
-            stripe = self._stripes.from_slot(start)
+            stripe = self._from_slot(start)
             if stripe is not None and stripe[1] <= end:
                 taken.append(max(start, stripe[1]))
         return (
@@ -174,16 +161,11 @@ class Stripes:
             else None
         )
 
-    def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def add(self, holder: Holder, ranges: Sequence[tuple[int, int]]) -> None:
         """Add a holder's ranges. Check `conflict` first."""
-        for start, end in ranges:
-            self._stripes.add((end, start, (name, number)))
-
-    def remove(self, holders: Collection[Holder]) -> None:
-        """Remove the ranges of holders. Their slots have no holder afterwards."""
-        self._stripes.remove_of(holders)
+        self._insert((end, start, holder) for start, end in ranges)
 
     def holder(self, slot: int) -> Holder | None:
         """Return the holder of `slot`, or None."""
-        stripe = self._stripes.from_slot(slot)
+        stripe = self._from_slot(slot)
         return stripe[2] if stripe is not None and stripe[1] <= slot else None

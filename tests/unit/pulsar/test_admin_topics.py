@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.brokers.pulsar.admin import namespaces
 from equipoise.brokers.pulsar.admin.partitions import Partitions
-from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
+from equipoise.brokers.pulsar.admin.topics import TopicPaths
 from equipoise.brokers.pulsar.schemas import SCHEMA_BYTES_MAX
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats

@@ -103,13 +103,13 @@ def test_the_ring_depends_only_on_its_holders() -> None:
     """A new holder takes slots, and moves none between the others."""
     one, other = Ring(), Ring()
     for name in ("a", "b", "c"):
-        one.add(name, 0)
+        one.add((name, 0))
     for name in ("c", "x", "a", "b"):
-        other.add(name, 0)
+        other.add((name, 0))
     other.remove({("x", 0)})
     before = [one.holder(slot) for slot in range(0, SLOTS, 7)]
     assert before == [other.holder(slot) for slot in range(0, SLOTS, 7)]
-    one.add("d", 0)
+    one.add(("d", 0))
     after = [one.holder(slot) for slot in range(0, SLOTS, 7)]
     assert all(new in {old, ("d", 0)} for old, new in zip(before, after, strict=True))
     assert ("d", 0) in after
@@ -118,8 +118,8 @@ def test_the_ring_depends_only_on_its_holders() -> None:
 def test_the_ring_shares_slots_fairly_between_equal_names() -> None:
     ring = Ring()
     assert ring.holder(1) is None
-    ring.add("same", 0)
-    ring.add("same", 1)
+    ring.add(("same", 0))
+    ring.add(("same", 1))
     held = [ring.holder(slot) for slot in range(SLOTS)]
     assert all(held.count(("same", number)) > SLOTS / 3 for number in (0, 1))
 
@@ -127,16 +127,16 @@ def test_the_ring_shares_slots_fairly_between_equal_names() -> None:
 def test_the_slots_behind_the_last_point_belong_to_the_first() -> None:
     for name in "abcdefgh":
         ring = Ring()
-        ring.add(name, 0)
-        ring.add(name, 1)
+        ring.add((name, 0))
+        ring.add((name, 1))
         assert ring.holder(0) == ring.holder(SLOTS - 1)
 
 
 def test_a_stripe_includes_both_ends() -> None:
     """Slots that no holder named have none."""
     stripes = Stripes()
-    stripes.add("a", 0, [(10, 20), (30, 30)])
-    stripes.add("b", 0, [(21, 29)])
+    stripes.add(("a", 0), [(10, 20), (30, 30)])
+    stripes.add(("b", 0), [(21, 29)])
     assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [
         stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)
     ]
@@ -161,6 +161,6 @@ def test_impossible_ranges_are_refused_with_the_reason(
     word: str, ranges: list[tuple[int, int]]
 ) -> None:
     stripes = Stripes()
-    stripes.add("a", 0, [(20, 30)])
+    stripes.add(("a", 0), [(20, 30)])
     assert word in (stripes.conflict(ranges) or "")
     assert stripes.conflict([(0, 19), (31, SLOTS - 1)]) is None
