@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from functools import wraps
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 from aiohttp import HttpVersion11, hdrs, web
@@ -224,6 +224,16 @@ async def _expected(request: web.Request) -> web.Response | None:
 async def _invite_body(request: web.Request) -> None:
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # That was not the final answer.
+
+
+class Refusal(NamedTuple):
+    """Why a request or a connection is refused: the status, the `reason` for people, and the code
+    for programs.
+    """
+
+    status: HTTPStatus
+    reason: str
+    code: str
 
 
 def problem_answer(

@@ -17,7 +17,7 @@ owner's lease decides whether work may be done. A client that reaches the wrong 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -32,7 +32,7 @@ from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.runtime.callers import Listen
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BundleChanged, NamespaceChanged
+from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, NamespaceChanged
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX
@@ -151,36 +151,30 @@ class AssignmentFeed:
                 follower.touch(None)
 
     def _folded(self, folded: Folded) -> None:
-        for change in folded.verdict.changes:
-            if isinstance(change, BundleChanged):
-                entry = change.after or change.before
-                assert entry is not None, "a change has a side"
-                self._touch(entry.namespace, folded.offset, change.name)
-            elif isinstance(change, NamespaceChanged):
-                self._touch(change.name, folded.offset, None)
-                if change.after is None:
-                    del self._offsets[change.name]
+        self._note(folded.verdict.changes, folded.offset)
 
     def _resynced(self, resync: Resync) -> None:
         """Wake the followers after a resync, so that they take the newest state. Offsets are looked
         up again.
         """
         self._offsets.clear()
-        for change in resync.changes:
-            if isinstance(change, BundleChanged):
-                entry = change.after or change.before
-                assert entry is not None, "a change has a side"
-                self._wake(entry.namespace, change.name)
-            elif isinstance(change, NamespaceChanged):
-                self._wake(change.name, None)
+        self._note(resync.changes, None)
 
-    def _touch(self, namespace: str, offset: int, bundle: str | None) -> None:
-        self._offsets[namespace] = offset
-        self._wake(namespace, bundle)
-
-    def _wake(self, namespace: str, bundle: str | None) -> None:
-        for follower in self._followers.get(namespace, ()):
-            follower.touch(bundle)
+    def _note(self, changes: Iterable[Change], offset: int | None) -> None:
+        for change in changes:
+            if not isinstance(change, BundleChanged | NamespaceChanged):
+                continue
+            entry, bundle = change.after or change.before, None
+            assert entry is not None, "a change has a side"
+            namespace = entry.name
+            if isinstance(entry, BundleEntry):
+                namespace, bundle = entry.namespace, entry.name
+            if offset is not None:
+                self._offsets[namespace] = offset
+            for follower in self._followers.get(namespace, ()):
+                follower.touch(bundle)
+            if isinstance(change, NamespaceChanged) and change.after is None:
+                self._offsets.pop(namespace, None)
 
 
 class Assignment:

@@ -12,12 +12,18 @@ import re
 from collections.abc import Sequence
 from contextvars import copy_context
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from equipoise.brokers.http.answers import RETRY_AFTER_S, SERVER, problem_answer, raw_answer
+from equipoise.brokers.http.answers import (
+    RETRY_AFTER_S,
+    SERVER,
+    Refusal,
+    problem_answer,
+    raw_answer,
+)
 from equipoise.brokers.runtime.callers import CALLER, Caller
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
@@ -50,14 +56,6 @@ _match_pulsar: Final = re.compile(r"""\bb["']\\x00""").search
 _match_tls: Final = re.compile(r"""\bb["']\\x16|HTTPS traffic""").search
 
 
-class Overload(NamedTuple):
-    """Why a connection is rejected: the status, `error` for programs, `problem` for people."""
-
-    status: HTTPStatus
-    error: str
-    problem: str
-
-
 class Connections:
     """Counts the connections of one port, and rejects those beyond `http_connections_max` and
     `identity_connections_max`.
@@ -86,7 +84,7 @@ class Connections:
         options |= {"auto_decompress": False, "lingering_time": _LINGER_S}
         return Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
-    def admit(self, peer: str | None) -> Overload | str | None:
+    def admit(self, peer: str | None) -> Refusal | str | None:
         """Count one more connection if there is room. Return the identity of its address, or the
         reason to reject it.
 
@@ -101,10 +99,10 @@ class Connections:
                     "turned_away": failures,
                 }
                 _logger.warning("refused HTTP connections: %s", self._problem, extra=about)
-            return Overload(
+            return Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "Overloaded",
                 f"{self._problem}; try again, or use another broker",
+                "Overloaded",
             )
         limits = self._worker.access.limits
         address = None if peer is None else limits.of_address(peer)
@@ -112,7 +110,7 @@ class Connections:
             problem = (
                 f"{limits.problem(Limit.CONNECTIONS, address)}; close some, or try again later"
             )
-            return Overload(HTTPStatus.TOO_MANY_REQUESTS, LIMITED, problem)
+            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, problem, LIMITED)
         self._open += 1
         if self._open >= self._max:
             self._worker.client_problems[PROBLEM] = self._problem
@@ -125,7 +123,7 @@ class Connections:
         for identity in identities:
             self._worker.access.limits.disconnect(Surface.HTTP, identity)
 
-    def reject(self, transport: asyncio.Transport, overload: Overload) -> None:
+    def reject(self, transport: asyncio.Transport, refusal: Refusal) -> None:
         """Send a caller the reason for its rejection, and disconnect it soon, whether or not it
         reads that.
         """
@@ -136,10 +134,10 @@ class Connections:
             transport.abort()
             return
         problem = {
-            "reason": f"broker {self._worker.broker_id}: {overload.problem}",
-            "error": overload.error,
+            "reason": f"broker {self._worker.broker_id}: {refusal.reason}",
+            "error": refusal.code,
         }
-        transport.write(raw_answer(overload.status, problem, f"Retry-After: {RETRY_AFTER_S}"))
+        transport.write(raw_answer(refusal.status, problem, f"Retry-After: {RETRY_AFTER_S}"))
         # If the socket were closed with an unread request, the system would drop the answer.
         if transport.can_write_eof():  # TLS cannot.
             transport.write_eof()
@@ -213,7 +211,7 @@ class Connection(web.RequestHandler):
             # A client that has gone already has no address any more.
             self.peer = str(peer[0]) if isinstance(peer, tuple) else "unknown"
         admitted = self._connections.admit(self.peer)
-        if isinstance(admitted, Overload):
+        if isinstance(admitted, Refusal):
             self._connections.reject(cast("asyncio.Transport", transport), admitted)
             return
         self.address = admitted

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from equipoise.brokers.http.answers import JSON, problem_answer
+from equipoise.brokers.http.answers import JSON, Refusal, problem_answer
 from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -80,15 +80,6 @@ class RequestHead:
     came_through: tuple[str | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """The refusal of a request: `error` is for programs, `reason` for people."""
-
-    status: HTTPStatus
-    error: str
-    reason: str
-
-
 class Guard:
     """The checks of one broker, with its names."""
 
@@ -103,7 +94,7 @@ class Guard:
     def refusal(self, head: RequestHead) -> Refusal | None:
         """Return why a request is refused; None if a handler may have it."""
         if not self._takes_strangers and not all(map(_is_loopback, head.came_through)):
-            return Refusal(status=HTTPStatus.FORBIDDEN, error="NotLocal", reason=_NOT_LOCAL)
+            return Refusal(HTTPStatus.FORBIDDEN, _NOT_LOCAL, "NotLocal")
         foreign = next(
             (host for host in head.hosts if not self._is_own(host, head.arrived_at)), None
         )
@@ -112,17 +103,13 @@ class Guard:
                 f"{_shown(foreign)} (header Host) is not a name of this broker; use its address, or"
                 " add the name to http_hosts"
             )
-            return Refusal(
-                status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason
-            )
+            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, reason, "UnknownHost")
         if head.encoding.strip().lower() not in _PLAIN:
             reason = (
                 f"the body is encoded ({_shown(head.encoding)}), and this broker decodes none; send"
                 " it without Content-Encoding"
             )
-            return Refusal(
-                status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="EncodedBody", reason=reason
-            )
+            return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, reason, "EncodedBody")
         if head.method in _READING and not head.opens_socket:
             return None
         if head.origin is not None and not any(
@@ -136,7 +123,7 @@ class Guard:
                 f"the body is {_shown(head.content_type)}, but this path accepts only JSON; send"
                 f" the header Content-Type: {JSON}"
             )
-            return Refusal(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="NotJson", reason=reason)
+            return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, reason, "NotJson")
         return None
 
     def _is_own(self, host: str, arrived_at: str | None) -> bool:
@@ -159,7 +146,7 @@ def guarded(config: WorkerConfig, advertised: Sequence[str]) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = guard.refusal(_head_of(request))
         if refusal is not None:
-            return problem_answer(request, refusal.status, refusal.reason, refusal.error)
+            return problem_answer(request, *refusal)
         if request.content.is_eof():
             return await handler(request)
         return await _with_body_in_time(request, handler, config.http_body_ms)
@@ -238,7 +225,7 @@ def _foreign(whose: str) -> Refusal:
         f"{whose} may not change this broker; use a page of its own address, or a program that is"
         " not a web page"
     )
-    return Refusal(status=HTTPStatus.FORBIDDEN, error="ForeignPage", reason=reason)
+    return Refusal(HTTPStatus.FORBIDDEN, reason, "ForeignPage")
 
 
 def _is_json(content_type: str) -> bool:

@@ -28,35 +28,34 @@ RESTART_MS_MAX: Final = 10_000
 STEADY_MS: Final = 30_000
 
 
-class RestartPause:
-    """The pauses between the runs of one process."""
+_OUTPUT_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
+_ERRORS: Final = ("error", "critical")
 
-    def __init__(self) -> None:
+
+class Program:
+    """A command of `equipoise` that runs as a process, again and again, with one output file.
+    `watch` is the thread that waits for the end of the present process.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.process: subprocess.Popen[bytes] | None = None
+        self.watch: threading.Thread | None = None
+        self._begin = 0
         self._started_ns = 0
         self._pause_ms = RESTART_MS_MIN
 
-    def started(self) -> None:
-        """Note that the process starts now."""
-        self._started_ns = time.monotonic_ns()
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.process is not None:
+            self.process.send_signal(number)
 
-    def next_ms(self) -> int:
+    def pause_ms(self) -> int:
         """Return how long to wait before the next start, in milliseconds."""
         lived_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
         pause_ms = RESTART_MS_MIN if lived_ms >= STEADY_MS else self._pause_ms
         self._pause_ms = min(2 * pause_ms, RESTART_MS_MAX)
         return pause_ms
-
-
-_OUTPUT_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
-_ERRORS: Final = ("error", "critical")
-
-
-class Output:
-    """The output file of a process and its successors."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._begin = 0
 
     def of_process(
         self, command: Sequence[str], environment: Mapping[str, str]
@@ -65,7 +64,7 @@ class Output:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_files.make(self.file)
         with self.file.open("ab") as file:
-            self._begin = file.tell()
+            self._begin, self._started_ns = file.tell(), time.monotonic_ns()
             return subprocess.Popen(
                 # -P keeps the working folder from hiding an installed package. Services are still
                 # found there.
@@ -124,29 +123,32 @@ def _error_in(line: str) -> str | None:
     return str(entry.get("event")) if is_error else None
 
 
-class LocalBroker:
-    """One broker: its place, its current process, and the thread that waits for the end of that
-    process.
-    """
+def end_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process of a program, and return its code as `Popen.wait` does."""
+    code = process.wait()
+    assert process.stdin is not None, "it was started with one"
+    process.stdin.close()
+    return code
+
+
+class LocalBroker(Program):
+    """One broker: its place, and its processes."""
 
     def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
         """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`,
         it accepts Pulsar's clients.
         """
+        super().__init__(directory / "broker.log")
         self.directory = directory
-        self.output = Output(directory / "broker.log")
         self.port = port
         self.pulsar_port = pulsar_port
         self.id = f"{HOST}:{port}"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.watch: threading.Thread | None = None
         self.ended = True
         self.ready = False
         self.end_expected = False
         self.will_restart = False
         self.death_declaration_wanted = False
         self.started_at_offset = -1
-        self.pause = RestartPause()
         self._starts = 0
 
     @property
@@ -202,40 +204,33 @@ class LocalBroker:
         failure.
         """
         self._starts += 1
-        command = ["broker", "--stop-on-eof", "--log", log_url]
-        command += [
-            "--data",
-            str(self.directory),
-            "--id",
-            self.id,
-            "--host",
-            HOST,
-            "--http-port",
-            str(self.port),
-        ]
-        if self.pulsar_port is not None:
-            command += ["--pulsar-port", str(self.pulsar_port)]
-        command += [word for service in services for word in ("--service", service)]
+        own = {
+            "log": log_url,
+            "data": self.directory,
+            "id": self.id,
+            "host": HOST,
+            "http-port": self.port,
+            "pulsar-port": self.pulsar_port,
+            # A new file for each process: a killed one may have left half a line.
+            "evidence": self.directory / f"accepts-{self._starts}.jsonl" if evidence else None,
+        }
         shown = {name: value for name, value in settings.items() if name not in SECRET_VARIABLES}
         secrets = {
             SECRET_VARIABLES[name]: str(value)
             for name, value in settings.items()
             if name in SECRET_VARIABLES
         }
-        command += [word for name, value in shown.items() for word in ("--set", f"{name}={value}")]
-        if evidence:
-            # A new file for each process: a killed one may have left half a line.
-            command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
-        self.process = self.output.of_process(command, {**environment, **secrets})
+        options = [
+            *((name, value) for name, value in own.items() if value is not None),
+            *(("service", service) for service in services),
+            *(("set", f"{name}={value}") for name, value in shown.items()),
+        ]
+        words = [word for name, value in options for word in (f"--{name}", str(value))]
+        command = ["broker", "--stop-on-eof", *words]
+        self.process = self.of_process(command, {**environment, **secrets})
         self.ended = self.ready = self.end_expected = False
         self.started_at_offset = at_offset
-        self.pause.started()
         return self.process
-
-    def signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.process is not None:
-            self.process.send_signal(number)
 
 
 def ports_of(

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from equipoise.brokers.errors import data_directory_unusable
-from equipoise.brokers.local.local_broker import LocalBroker, ports_of
+from equipoise.brokers.local.local_broker import LocalBroker, end_of, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
 from equipoise.brokers.operations.on_channel import declare_dead
@@ -402,7 +402,7 @@ class LocalCluster:
         self._report(
             EventKind.STARTED,
             member,
-            f"started as process {process.pid}, log in {member.output.file}",
+            f"started as process {process.pid}, log in {member.file}",
             pid=process.pid,
         )
 
@@ -410,23 +410,20 @@ class LocalCluster:
         """Wait for the end of a process. Then declare the broker dead, and restart it if
         requested.
         """
-        code = process.wait()
-        assert process.stdin is not None, "it was started with one"
-        process.stdin.close()
+        code = end_of(process)
         with self._changed:
             member.ended = True
             will_restart = self.settings.restart and not member.end_expected
             member.will_restart = will_restart
             member.death_declaration_wanted = self.settings.declare_dead and self._follows
             self._changed.notify_all()
-        output = member.output
         self._report(
             EventKind.ENDED,
             member,
-            output.ending(code),
+            member.ending(code),
             exit_code=code,
-            reason=output.reason(code),
-            log=str(output.file),
+            reason=member.reason(code),
+            log=str(member.file),
         )
         self._wake()
         with self._changed:
@@ -436,7 +433,7 @@ class LocalCluster:
             self._start_again(member)
 
     def _start_again(self, member: LocalBroker) -> None:
-        pause_ms = member.pause.next_ms()
+        pause_ms = member.pause_ms()
         self._report(
             EventKind.STARTS_AGAIN, member, f"restarts in {pause_ms} ms", pause_ms=pause_ms
         )
@@ -494,7 +491,7 @@ class LocalCluster:
                     if member.ended and not member.ready:
                         problem = (
                             "it ended before it was ready:"
-                            f" {member.output.last_output() or 'it printed nothing'}"
+                            f" {member.last_output() or 'it printed nothing'}"
                         )
                         raise _failed(member, problem)
                 remaining_ms = deadline.remaining_ms()
@@ -638,7 +635,7 @@ class LocalCluster:
 
 
 def _failed(member: LocalBroker, problem: str) -> OperatorError:
-    return OperatorError(f"the broker {member.id} failed: {problem}; see {member.output.file}")
+    return OperatorError(f"the broker {member.id} failed: {problem}; see {member.file}")
 
 
 def _read_or_resync(access: Access, *, timeout_ms: int) -> None:

@@ -7,7 +7,6 @@ state that it shares with the caller's thread.
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.local_broker import Output, RestartPause
+from equipoise.brokers.local.local_broker import Program, end_of
 
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times its own limit."""
@@ -33,15 +32,12 @@ def can_run() -> bool:
     return find_spec("faust") is not None
 
 
-class _Worker:
-    """One worker: its current process, and the thread that watches it."""
+class _Worker(Program):
+    """One worker, and its processes."""
 
     def __init__(self, number: int, directory: Path) -> None:
+        super().__init__(directory / f"load-worker-{number}.log")
         self.number = number
-        self.output = Output(directory / f"load-worker-{number}.log")
-        self.process: subprocess.Popen[bytes] | None = None
-        self.watch: threading.Thread | None = None
-        self.pause = RestartPause()
 
 
 class LocalLoadWorkers:
@@ -114,8 +110,7 @@ class LocalLoadWorkers:
         """
         with self._changed:
             for worker in self._workers:
-                if worker.process is not None:
-                    worker.process.send_signal(number)
+                worker.signal(number)
 
     def _stop_restarts(self) -> None:
         with self._changed:
@@ -126,31 +121,27 @@ class LocalLoadWorkers:
         with self._changed:
             if not self._restarts:
                 return
-            worker.process = worker.output.of_process(
+            worker.process = worker.of_process(
                 ["load-worker", "--stop-on-eof", "--log", self._log_url], self._environment
             )
-            worker.pause.started()
             pid = worker.process.pid
-        self._report_on(worker, f"started as process {pid}, log in {worker.output.file}", pid=pid)
+        self._report_on(worker, f"started as process {pid}, log in {worker.file}", pid=pid)
 
     def _watch(self, worker: _Worker) -> None:
         """Wait for the end of each process of one worker, and start the next, until all are to
         stop.
         """
         while (process := worker.process) is not None:
-            code = process.wait()
-            assert process.stdin is not None, "it was started with one"
-            process.stdin.close()
+            code = end_of(process)
             with self._changed:
                 worker.process = None
                 restarts = self._restarts
-            output = worker.output
             self._report_on(
                 worker,
-                output.ending(code),
+                worker.ending(code),
                 exit_code=code,
-                reason=output.reason(code),
-                log=str(output.file),
+                reason=worker.reason(code),
+                log=str(worker.file),
             )
             if not restarts:
                 return
@@ -162,7 +153,7 @@ class LocalLoadWorkers:
                 )
                 return
             with self._changed:
-                self._changed.wait_for(lambda: not self._restarts, worker.pause.next_ms() / 1_000)
+                self._changed.wait_for(lambda: not self._restarts, worker.pause_ms() / 1_000)
             try:
                 self._spawn(worker)
             except OSError as error:

@@ -152,21 +152,13 @@ class WorkerPort:
         self._requested_by = requested_by
         self._has_proposed = False
         self.listen = operations.listening
+        self.log_name = operations.host.log_name
+        self.requester = requested_by or operations.host.broker_id
 
     @property
     def view(self) -> View:
         """See `Port`."""
         return self._host.view
-
-    @property
-    def log_name(self) -> str:
-        """See `Port`."""
-        return self._host.log_name
-
-    @property
-    def requester(self) -> str:
-        """See `Port`."""
-        return self._requested_by or self._host.broker_id
 
     @property
     def placement(self) -> Placement:

@@ -67,21 +67,13 @@ class ChannelPort:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._listeners: list[Listener] = []
+        self.log_name = access.log.name
+        self.requester = access.publisher
 
     @property
     def view(self) -> View:
         """See `Port`."""
         return self._access.view
-
-    @property
-    def log_name(self) -> str:
-        """See `Port`."""
-        return self._access.log.name
-
-    @property
-    def requester(self) -> str:
-        """See `Port`."""
-        return self._access.publisher
 
     @contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.local.local_broker import Output
+from equipoise.brokers.local.local_broker import Program
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 
 PATIENCE_S = 60.0
@@ -30,7 +30,7 @@ def test_a_load_worker_with_wrong_settings_is_not_restarted(
     started = list[int]()
 
     def ending(
-        output: Output, command: Sequence[str], environment: Mapping[str, str]
+        output: Program, command: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", f"raise SystemExit({code:d})"], stdin=subprocess.PIPE
@@ -47,7 +47,7 @@ def test_a_load_worker_with_wrong_settings_is_not_restarted(
         ):
             is_over.set()
 
-    monkeypatch.setattr(Output, "of_process", ending)
+    monkeypatch.setattr(Program, "of_process", ending)
     workers = LocalLoadWorkers(
         tmp_path, count=1, log_url="kafka://nowhere:1/topic", environment={}, report=report
     )
