@@ -54,6 +54,19 @@ class _Named(NamedTuple):
     traffic: BundleTraffic
 
 
+class _Top(NamedTuple):
+    """The newest report of a broker's busiest bundles: the usable entries, lightest first, as
+    Pulsar orders them, the bundles of the others, and how many there are.
+    """
+
+    usable: tuple[_Named, ...] = ()
+    faulty: frozenset[str] = frozenset()
+    length: int = 0
+
+
+_NO_TOP: Final = _Top()
+
+
 class LoadReports:
     """The newest reports of each broker, and the newest load of each bundle that any report named.
 
@@ -66,10 +79,8 @@ class LoadReports:
         """Begin without reports."""
         self.loads: dict[str, Load] = {}
         self.problems: dict[str, str] = {}
-        self.top: dict[str, tuple[_Named, ...]] = {}
+        self.top: dict[str, _Top] = {}
         self.named: dict[str, _Named] = {}
-        self._faulty: dict[str, frozenset[str]] = {}
-        self._lengths: dict[str, int] = {}
 
     def take(self, report: Report) -> None:
         """Take the next report of either topic. An unusable one removes the broker's former
@@ -87,9 +98,7 @@ class LoadReports:
                         f"its load report is not plausible and does not count: {error}"
                     )
         elif report.topic == TOP_BUNDLES:
-            self.top.pop(broker, None)
-            self._lengths.pop(broker, None)
-            for bundle in self._faulty.pop(broker, frozenset()):
+            for bundle in self.top.pop(broker, _NO_TOP).faulty:
                 self.problems.pop(bundle, None)
             if report.value is not None:
                 self.top[broker] = self._top_bundles(report, report.value)
@@ -112,14 +121,17 @@ class LoadReports:
                 topics=topics,
             )
 
-    def _top_bundles(self, report: Report, value: bytes) -> tuple[_Named, ...]:
-        """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
+    def top_of(self, broker: str) -> _Top:
+        """Return the newest report of a broker's bundles, an empty one if there is none."""
+        return self.top.get(broker, _NO_TOP)
+
+    def _top_bundles(self, report: Report, value: bytes) -> _Top:
         found, faulty = [], set[str]()
         try:
             entries = _entries(value)
         except PeerError as error:
             self.problems[report.broker] = f"its report of bundles cannot be read: {error}"
-            return ()
+            return _NO_TOP
         for entry in entries:
             try:
                 traffic = _bundle_traffic(entry)
@@ -134,19 +146,7 @@ class LoadReports:
             named = _Named(report.broker, report.at_ms, traffic)
             self.named[traffic.bundle] = named
             found.append(named)
-        self._faulty[report.broker], self._lengths[report.broker] = (
-            frozenset(faulty),
-            len(entries),
-        )
-        return tuple(found)
-
-    def faulty_of(self, broker: str) -> frozenset[str]:
-        """Return the bundles whose entries in the newest report of a broker are unusable."""
-        return self._faulty.get(broker, frozenset())
-
-    def length_of(self, broker: str) -> int:
-        """Return how many bundles the newest report of a broker names."""
-        return self._lengths.get(broker, 0)
+        return _Top(tuple(found), frozenset(faulty), len(entries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,21 +211,21 @@ def weigh(
     bundles: dict[str, BundleTraffic] = {}
     unknown: set[str] = set()
     for broker, holds in held.items():
-        top = reports.top.get(broker, ()) if broker in usable else ()
-        own = {each.traffic.bundle: each.traffic for each in top}
+        top = reports.top_of(broker)
+        own = {each.traffic.bundle: each.traffic for each in top.usable if broker in usable}
         known = ChainMap(better, own, named)
         for bundle, since_ms in holds:
             rest = rests.get(broker)
             if rest is not None and since_ms > rest.at_ms:
                 rest = None  # It has come since the report.
-            if bundle not in known and (rest is None or bundle in reports.faulty_of(broker)):
+            if bundle not in known and (rest is None or bundle in top.faulty):
                 unknown.add(bundle)
             unnamed = mean if rest is None else rest.traffic_of(bundle)
             bundles[bundle] = known.get(bundle) or BundleTraffic(bundle=bundle, traffic=unnamed)
     loads = {
         broker: replace(
             load,
-            bundles=tuple(each.traffic for each in reports.top.get(broker, ())),
+            bundles=tuple(each.traffic for each in reports.top_of(broker).usable),
         )
         for broker, load in usable.items()
     }
@@ -273,16 +273,17 @@ def _rest_of(
     unnamed: Collection[str],
 ) -> _Rest:
     """Return the rest of a broker's report. It never names bundles in `unnamed`."""
-    top, is_full = reports.top.get(broker, ()), reports.length_of(broker) >= bundles_max
-    nameless = reports.faulty_of(broker) | {
+    top = reports.top_of(broker)
+    is_full = top.length >= bundles_max
+    nameless = top.faulty | {
         bundle for bundle, _ in held if bundle in unnamed or is_of_system(bundle)
     }
-    count = max(1, load.bundle_count - len(top) if is_full else len(nameless))
+    count = max(1, load.bundle_count - len(top.usable) if is_full else len(nameless))
     left = {
         field: max(
             0.0,
             getattr(load.traffic, field)
-            - sum(getattr(each.traffic.traffic, field) for each in top),
+            - sum(getattr(each.traffic.traffic, field) for each in top.usable),
         )
         for field in RATES
     }

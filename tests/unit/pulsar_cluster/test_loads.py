@@ -175,7 +175,7 @@ def test_an_absurd_entry_changes_no_other_bundle(absurd: object, named_max: int)
     right = weighed({"a:8080": BUNDLES}, reports, bundles_max=named_max)
     entries = [
         {"bundleName": each.traffic.bundle, "stats": stats(rate(right, each.traffic.bundle))}
-        for each in reports.top["a:8080"]
+        for each in reports.top["a:8080"].usable
     ]
     entries[-1]["stats"] = stats(16.0, msgRateIn=absurd)
     reports = reports_of({"a:8080": BUNDLES}, rates, named_max=0)
@@ -214,7 +214,7 @@ def test_the_reports_of_a_real_cluster_are_read() -> None:
         assert {} == reports.problems
         last_ms = published_ms
     held = {
-        broker: [HeldBundle(each.traffic.bundle, 0) for each in top]
+        broker: [HeldBundle(each.traffic.bundle, 0) for each in top.usable]
         for broker, top in reports.top.items()
     }
     found = weigh(held, reports, now_ms=last_ms, age_ms_max=30_000)
