@@ -30,7 +30,7 @@ from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.metrics import Metrics
-from equipoise.brokers.runtime.observations.recorder import Recorders
+from equipoise.brokers.runtime.observations.recorder import ServingRecorder
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner
 from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
 from equipoise.channel.core.difference import Resync
@@ -57,7 +57,7 @@ class Parts:
     local_state: LocalState
     metrics: Metrics
     progress: ReplayProgress
-    recorders: Recorders
+    serving: ServingRecorder
     requests: Requests
     runner: ServiceRunner
     waiting: Waiting
@@ -142,7 +142,7 @@ class AgentLoop:
                 effects = self._agent.step(taken, self._parts.clock.now())
                 for effect in effects:
                     self._carry_out(effect)
-                self._parts.recorders.stepped(taken, self._agent)
+                self._parts.serving.stepped(taken, self._agent)
                 if self._agent.incarnation != self._ready_as:
                     self._note_membership()
                 # A mere check must not make all waiting callers check again.
@@ -207,7 +207,7 @@ class AgentLoop:
             self.subscription.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
             self._lines.carried_out(effect, self._agent.view)
-            parts.recorders.carried_out(effect)
+            parts.serving.carried_out(effect)
             parts.runner.carry_out(effect)
         elif isinstance(effect, Answered):
             parts.requests.answer(effect)

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -121,9 +121,9 @@ class Broker:
         )
         lookups = Lookups(worker)
         try:
-            await Starting(
+            await start_on_log(
                 worker, listening=listening.get("http_port"), stopping=self._stopping
-            ).start()
+            )
             # Not before: Python unlinks the path when the first server of the socket ends.
             if self._socket_path is not None:
                 listening["http_port"] = parts.enter_context(
@@ -341,74 +341,51 @@ _TRY_AGAIN_MS: Final = 1_000
 _LOG_INTERVAL_MS: Final = 10_000
 
 
-class Starting:
-    """The start of one worker, on a log that may be unavailable for a while."""
+async def start_on_log(
+    worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event
+) -> None:
+    """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`, or until
+    `stopping` is set. On `listening`, if given, requests get the answer that it is not ready.
 
-    def __init__(
-        self, worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event
-    ) -> None:
-        """On `listening`, if given, requests get the answer that the broker is not ready. Once
-        `stopping` is set, the wait ends.
-        """
-        self._worker = worker
-        self._listening = listening
-        self._stopping = stopping
-        self._began_ms = worker.clock.now().boot_ms
-        self._problem = ""
-        self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
+    Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end of
+    the wait.
+    """
+    deadline = Deadline.after(timeout_ms=worker.config.log_wait_ms)
+    failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
+    began_ms, problem = worker.clock.now().boot_ms, ""
 
-    async def start(self) -> None:
-        """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.
-
-        Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end
-        of the wait.
-        """
-        deadline = Deadline.after(timeout_ms=self._worker.config.log_wait_ms)
-        async with AsyncExitStack() as room:
-            is_open = False
-            while True:
-                try:
-                    await self._worker.start()
-                except LogUnavailable as error:
-                    if self._stopping.is_set() or not deadline.remaining_ms():
-                        raise
-                    self._log(error, left_ms=deadline.remaining_ms())
-                    away = error
-                else:
-                    return
-                if not is_open and self._listening is not None:
-                    # A copy of the socket: it ends with this server, and the port keeps listening.
-                    answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
-                    await room.enter_async_context(
-                        served(answering, self._listening.dup(), self._worker)
-                    )
-                    is_open = True
-                if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
-                    raise away
-
-    def _log(self, error: LogUnavailable, *, left_ms: int) -> None:
-        self._problem = str(error)
-        failures = self._failures.failed(self._worker.clock.now().boot_ms)
-        if failures is not None:
-            fields = {
-                "broker": self._worker.broker_id,
-                "failures": failures,
-                "seconds_left": left_ms // 1_000,
-            }
-            _logger.warning("waiting for the log: %s", error, extra=fields)
-
-    async def _is_stopping_after(self, pause_ms: int) -> bool:
-        """Wait. Return whether a stop was requested."""
-        try:
-            async with asyncio.timeout(pause_ms / 1_000):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def _loss(self) -> ChannelLoss:
-        now = self._worker.clock.now()
-        lost_ms = now.boot_ms - self._began_ms
+    def loss() -> ChannelLoss:
+        now = worker.clock.now()
+        lost_ms = now.boot_ms - began_ms
         return ChannelLoss(
-            since_ms=now.wall_ms - lost_ms, lost_ms=lost_ms, problem=self._problem, serving_on={}
+            since_ms=now.wall_ms - lost_ms, lost_ms=lost_ms, problem=problem, serving_on={}
         )
+
+    async with AsyncExitStack() as room:
+        is_open = False
+        while True:
+            try:
+                await worker.start()
+            except LogUnavailable as error:
+                if stopping.is_set() or not deadline.remaining_ms():
+                    raise
+                times = failures.failed(worker.clock.now().boot_ms)
+                if times is not None:
+                    fields = {
+                        "broker": worker.broker_id,
+                        "failures": times,
+                        "seconds_left": deadline.remaining_ms() // 1_000,
+                    }
+                    _logger.warning("waiting for the log: %s", error, extra=fields)
+                away, problem = error, str(error)
+            else:
+                return
+            if not is_open and listening is not None:
+                # A copy of the socket: it ends with this server, and the port keeps listening.
+                answering = WaitingRoom(broker=worker.broker_id, loss=loss).app()
+                await room.enter_async_context(served(answering, listening.dup(), worker))
+                is_open = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_TRY_AGAIN_MS, deadline.remaining_ms()) / 1_000):
+                    await stopping.wait()
+                    raise away

@@ -71,104 +71,70 @@ def _lost_log(directory: DataDirectory, log: str, *, found: str) -> OperatorErro
     )
 
 
-class Snapshots:
-    """The snapshots of one log, identified by its `identity`, in one data directory."""
+def reader_on(
+    directory: DataDirectory, log: Log, *, cluster: str, progress: Progress = unwatched
+) -> Reader:
+    """Return a reader from the broker's snapshot in its directory if it fits `log`, else from the
+    channel's snapshot or the beginning.
 
-    def __init__(self, directory: DataDirectory, *, log: str, cluster: str) -> None:
-        """`log` is the identity of the log that is open now. Snapshots of other logs are not
-        used.
-        """
-        self._directory = directory
-        self._log = log
-        self._cluster = cluster
-        self._records = 0
-        self._is_writing = False
+    Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors of
+    `restored`, and `OperatorError` if the log does not go on from where this broker has read it.
+    """
+    mark = directory.mark
+    continues = mark is not None and log.identity == mark.log
+    if mark is not None and continues:
+        _check_reaches(directory, log, mark)
+    own = _saved_view(directory, log.identity)
+    reader = restored(log, cluster=cluster, own=own, progress=progress)
+    # And no copy of the channel, which goes on above it.
+    if mark is not None and not continues and reader.view.base < mark.offset:
+        raise _lost_log(directory, log.name, found="it is another log")
+    return reader
 
-    def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader:
-        """Return a reader from this broker's snapshot if it fits `log`, else from the channel's
-        snapshot or the beginning.
 
-        Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors
-        of `restored`, and `OperatorError` if the log does not go on from where this broker has read
-        it.
-        """
-        mark = self._directory.mark
-        continues = mark is not None and self._log == mark.log
-        if mark is not None and continues:
-            self._check_reaches(log, mark)
-        reader = restored(log, cluster=self._cluster, own=self._load(), progress=progress)
-        # And no copy of the channel, which goes on above it.
-        if mark is not None and not continues and reader.view.base < mark.offset:
-            raise _lost_log(self._directory, log.name, found="it is another log")
-        return reader
+def _check_reaches(directory: DataDirectory, log: Log, mark: LogMark) -> None:
+    try:
+        log.read(mark.physical + 1, limit=1)
+    except LogTruncated:
+        return
+    except LogWentBack as error:
+        found = f"it ends at offset {error.end}, as an older copy does"
+        raise _lost_log(directory, log.name, found=found) from error
 
-    def _check_reaches(self, log: Log, mark: LogMark) -> None:
-        try:
-            log.read(mark.physical + 1, limit=1)
-        except LogTruncated:
-            return
-        except LogWentBack as error:
-            raise _lost_log(
-                self._directory,
-                log.name,
-                found=f"it ends at offset {error.end}, as an older copy does",
-            ) from error
 
-    def _load(self) -> View | None:
-        data = self._directory.load_snapshot(log_identity=self._log)
-        try:
-            return None if data is None else from_bytes(data)
-        except SnapshotDamaged as error:
-            _logger.warning("%s", error)
-            return None
-
-    def folded(self, view: View, thread: DirectoryThread) -> None:
-        """Count one record. Save a snapshot when enough were folded since the last."""
-        self._records += 1
-        if self._records >= _RECORDS_BETWEEN and not self._is_writing:
-            self.save(view, thread)
-
-    def save(self, view: View, thread: DirectoryThread) -> None:
-        """Save a snapshot of the current view. `thread` encodes and writes it."""
-        self._records = 0
-        self._is_writing = True
-        copy = still(view)
-        mark = self.mark(view.offset, base=view.base)
-        thread.write(lambda directory: directory.save_snapshot(copy.to_bytes(), mark), self._saved)
-
-    def mark(self, offset: int, *, base: int) -> LogMark:
-        """Return the mark of a logical offset, of a log with this base."""
-        return LogMark(log=self._log, offset=offset, physical=offset - base)
-
-    def _saved(self, error: EquipoiseError | None) -> None:
-        self._is_writing = False
-        if error is not None:
-            _logger.warning("no snapshot written, the next start folds more records: %s", error)
-
-    def refold(self, url: str, offset: int) -> int | None:
-        """Fold the log up to `offset` with a handle of its own. Return the digest; None if it
-        cannot be known.
-
-        Start at the channel's snapshot: another process folded it, and brokers agreed with it.
-        Blocks; call it in a thread.
-        """
-        log = open_log(url, create=False)
-        try:
-            reader = restored(log, cluster=self._cluster)
-            if reader.view.offset == offset:
-                return reader.view.digest()
-            while reader.view.offset < offset:
-                entries = log.read(reader.position, limit=_READ_ENTRIES)
-                if not entries:
-                    return None
-                for entry in entries:
-                    if reader.feed(entry).offset == offset:
-                        return reader.view.digest()
-        except LogUnavailable:
-            return None
-        finally:
-            log.close()
+def _saved_view(directory: DataDirectory, log_identity: str) -> View | None:
+    data = directory.load_snapshot(log_identity=log_identity)
+    try:
+        return None if data is None else from_bytes(data)
+    except SnapshotDamaged as error:
+        _logger.warning("%s", error)
         return None
+
+
+def refold(url: str, offset: int, *, cluster: str) -> int | None:
+    """Fold the log up to `offset` with a handle of its own. Return the digest; None if it cannot be
+    known.
+
+    Start at the channel's snapshot: another process folded it, and brokers agreed with it. Blocks;
+    call it in a thread.
+    """
+    log = open_log(url, create=False)
+    try:
+        reader = restored(log, cluster=cluster)
+        if reader.view.offset == offset:
+            return reader.view.digest()
+        while reader.view.offset < offset:
+            entries = log.read(reader.position, limit=_READ_ENTRIES)
+            if not entries:
+                return None
+            for entry in entries:
+                if reader.feed(entry).offset == offset:
+                    return reader.view.digest()
+    except LogUnavailable:
+        return None
+    finally:
+        log.close()
+    return None
 
 
 _INTERVAL_NS: Final = 2_000_000_000
@@ -256,15 +222,15 @@ class ReplayCheck:
 
     def __init__(
         self,
-        snapshots: Snapshots,
+        refold: Callable[[int], int | None],
         *,
-        log_url: str,
         broker: str,
         fail: Callable[[EquipoiseError], None],
     ) -> None:
-        """`fail` ends the broker."""
-        self._snapshots = snapshots
-        self._log_url = log_url
+        """`refold` returns the digest of the log's fold at an offset, in a thread. `fail` ends the
+        broker.
+        """
+        self._refold = refold
         self._broker = broker
         self._fail = fail
         self._task: asyncio.Task[None] | None = None
@@ -288,7 +254,7 @@ class ReplayCheck:
     async def _compare(self, offset: int, digest: int) -> None:
         other = None
         try:
-            other = await asyncio.to_thread(self._snapshots.refold, self._log_url, offset)
+            other = await asyncio.to_thread(self._refold, offset)
         except EquipoiseError as error:
             _logger.warning(
                 "replay check failed: the log could not be folded: %s",
@@ -320,24 +286,28 @@ class LocalState:
     def __init__(self, config: WorkerConfig, *, fail: Callable[[EquipoiseError], None]) -> None:
         """Lock the data directory. `fail` ends the broker.
 
-        Raise `OperatorError` if another process holds it, and `OperatorError`.
+        Raise `OperatorError`, also if another process holds it.
         """
         self._config = config
         self._fail = fail
+        self._records = 0
+        self._is_saving = False
         self._directory = DataDirectory(config.data_dir)
         self.instance_ids = self._directory.instance_ids
 
     async def open_log(self, progress: Progress) -> tuple[Log, Reader]:
         """Open the log. Return it, and a reader from where this broker left it.
 
-        Raise the errors of `open_marked` and of `Snapshots.reader`.
+        Raise the errors of `open_marked` and of `reader_on`.
         """
         config, directory = self._config, self._directory
         log = await opened_in_thread(partial(open_marked, config.log_url, directory))
         try:
             await asyncio.to_thread(_warn_of_modes, config)
-            self._snapshots = Snapshots(directory, log=log.identity, cluster=config.cluster)
-            return log, await asyncio.to_thread(self._snapshots.reader, log, progress=progress)
+            self._log = log.identity
+            return log, await asyncio.to_thread(
+                reader_on, directory, log, cluster=config.cluster, progress=progress
+            )
         except BaseException:
             log.close()
             raise
@@ -349,7 +319,9 @@ class LocalState:
     def begin(self) -> None:
         """Let a thread write from now on. It owns the directory."""
         self.replay_check = ReplayCheck(
-            self._snapshots, log_url=self._config.log_url, broker=self._config.id, fail=self._fail
+            partial(refold, self._config.log_url, cluster=self._config.cluster),
+            broker=self._config.id,
+            fail=self._fail,
         )
         self._thread = DirectoryThread(self._directory)
 
@@ -360,7 +332,7 @@ class LocalState:
         joining; a member only raises an alarm.
         """
         if isinstance(effect, WriteMark):
-            mark = self._snapshots.mark(effect.offset, base=effect.base)
+            mark = self._mark(effect.offset, base=effect.base)
             self._write(
                 lambda directory: directory.write_mark(mark),
                 partial(done, then=MarkWritten(offset=effect.offset)),
@@ -384,13 +356,28 @@ class LocalState:
 
         self._thread.write(write, written)
 
+    def _mark(self, offset: int, *, base: int) -> LogMark:
+        return LogMark(log=self._log, offset=offset, physical=offset - base)
+
     def folded(self, view: View) -> None:
         """Note that one more record is folded. Save a snapshot now and then."""
-        self._snapshots.folded(view, self._thread)
+        self._records += 1
+        if self._records >= _RECORDS_BETWEEN and not self._is_saving:
+            self.save(view)
 
     def save(self, view: View) -> None:
-        """Save a snapshot of the view."""
-        self._snapshots.save(view, self._thread)
+        """Save a snapshot of the current view. The thread encodes and writes it."""
+        self._records = 0
+        self._is_saving = True
+        copy, mark = still(view), self._mark(view.offset, base=view.base)
+        self._thread.write(
+            lambda directory: directory.save_snapshot(copy.to_bytes(), mark), self._saved
+        )
+
+    def _saved(self, error: EquipoiseError | None) -> None:
+        self._is_saving = False
+        if error is not None:
+            _logger.warning("no snapshot written, the next start folds more records: %s", error)
 
     async def stop(self, deadline: Deadline) -> None:
         """See `DirectoryThread.stop`."""

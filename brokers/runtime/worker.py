@@ -197,7 +197,7 @@ class Worker:
             local_state=self._local_state,
             metrics=self.metrics,
             progress=self.replay_progress,
-            recorders=self._recorders,
+            serving=self._recorders.serving,
             requests=self._requests,
             runner=self._runner,
             waiting=self._waiting,
@@ -352,7 +352,7 @@ class Worker:
         if self._finished is None or self._finished.done():
             return
         self.agent.lease.lose()
-        self._recorders.ended()
+        self._recorders.serving.stopped()
         self._loop.stop()
         if error is None:
             self._finished.set_result(None)
@@ -513,12 +513,7 @@ class Lookups:
     def __init__(self, worker: Worker) -> None:
         """`worker` answers the lookups and reports changes."""
         self._worker = worker
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """The number of lookups that wait."""
-        return self._held
+        self.held = 0  # The number of lookups that wait.
 
     async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
         """Return the bundle at `point` and its broker. Wait up to `lookup_ms` for one. Count the
@@ -526,8 +521,7 @@ class Lookups:
 
         After a loss of the channel, only lookups of namespaces that serve on are answered, and
         marked. `started_ns` is the request's monotonic time. Raise `UnknownNamespace`, `PeerError`
-        for a bundle in quarantine, `DeadlineExceeded`, and
-        `Overloaded` if too many wait.
+        for a bundle in quarantine, `DeadlineExceeded`, and `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED
         try:
@@ -552,10 +546,10 @@ class Lookups:
             return None
 
     async def _hold(self, namespace: str, point: int) -> Located:
-        self._held += 1
+        self.held += 1
         try:
             return await self._worker.locate(
                 namespace, point, timeout_ms=self._worker.config.lookup_ms
             )
         finally:
-            self._held -= 1
+            self.held -= 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
-from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
+from equipoise.brokers.runtime.snapshots import open_marked, reader_on
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.channels import hunting
@@ -90,7 +90,7 @@ class Machine:
             log = open_marked(self.url, directory)
             assert isinstance(log, SqliteLog)
             try:
-                Snapshots(directory, log=log.identity, cluster="test").reader(log)
+                reader_on(directory, log, cluster="test")
             except OperatorError:
                 log.close()
                 raise

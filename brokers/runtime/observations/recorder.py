@@ -208,7 +208,7 @@ def _lease_ns(handle: Handle) -> int:
 
 class Recorders:
     """The records that one worker keeps of serving, if configured: evidence for tests, observations
-    for audits.
+    for audits, which `serving` makes.
     """
 
     def __init__(self, config: WorkerConfig, *, clock: Clock, log: str) -> None:
@@ -219,43 +219,27 @@ class Recorders:
         self._file = (
             None if config.evidence is None else EvidenceFile(config.evidence, broker=broker)
         )
-        self._writer: ObservationWriter | None = None
-        self._serving: ServingRecorder | None = None
         # Beside a log in memory others could not read them.
-        if config.observations and not is_in_memory(log_url):
-            self._writer = ObservationWriter(
-                partial(open_side_log, log_url, SERVING), broker=broker, clock=clock
-            )
-            self._serving = ServingRecorder(
-                log=log,
-                broker=broker,
-                boot=this_boot(BOOT_ID),
-                clock=clock,
-                report=self._writer.served,
-            )
+        self._writer = (
+            ObservationWriter(partial(open_side_log, log_url, SERVING), broker=broker, clock=clock)
+            if config.observations and not is_in_memory(log_url)
+            else None
+        )
+        self.serving = ServingRecorder(
+            log=log,
+            broker=broker,
+            boot=this_boot(BOOT_ID),
+            clock=clock,
+            report=(lambda _: None) if self._writer is None else self._writer.served,
+        )
 
     @property
     def record_work(self) -> Callable[[Evidence], None] | None:
         """The callback for work that passed both checks; None without evidence."""
         return None if self._file is None else self._file.write
 
-    def carried_out(self, effect: Effect) -> None:
-        """Note an effect that is about to be carried out."""
-        if self._serving is not None:
-            self._serving.carried_out(effect)
-
-    def stepped(self, event: Event, agent: AgentState) -> None:
-        """Note an event that the agent has taken, and whose effects are in progress."""
-        if self._serving is not None:
-            self._serving.stepped(event, agent)
-
-    def ended(self) -> None:
-        """Note that the broker has ended and serves nothing any more."""
-        if self._serving is not None:
-            self._serving.stopped()
-
     def close(self) -> None:
-        """Write what is left, in bounded time. Call it in a thread, after `ended`."""
+        """Write what is left, in bounded time. Call it in a thread, after `serving.stopped`."""
         for each in (self._file, self._writer):
             if each is not None:
                 each.close()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from equipoise.brokers.runtime.data_directory import DataDirectory
-from equipoise.brokers.runtime.snapshots import Left, ReplayCheck, ReplayProgress, Snapshots
+from equipoise.brokers.runtime.snapshots import Left, ReplayCheck, ReplayProgress
 from equipoise.channel.core.errors import Bug, EquipoiseError, LogDamaged
 from equipoise.channel.core.view import View
 
@@ -75,46 +74,28 @@ def test_there_is_a_line_every_two_seconds(caplog: pytest.LogCaptureFixture) -> 
 DEADLINE_S = 30.0
 
 
-class Scripted(Snapshots):
-    """Returns these digests, or raises these errors, in order."""
-
-    def __init__(self, directory: DataDirectory, *outcomes: int | Exception | None) -> None:
-        super().__init__(directory, log="x", cluster="c")
-        self._outcomes = list(outcomes)
-
-    def refold(self, url: str, offset: int) -> int | None:
-        outcome = self._outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
-def failures(folder: Path, *outcomes: int | Exception | None) -> list[EquipoiseError]:
-    """Run one check for each outcome. Return the errors that ended the broker."""
+def failures(*outcomes: int | Exception | None) -> list[EquipoiseError]:
+    """Run one check for each outcome: a digest of the fold, or an error. Return the errors that
+    ended the broker.
+    """
     ended: list[EquipoiseError] = []
-    directory = DataDirectory(folder)
+    folds = Mock(side_effect=outcomes)
 
     async def story() -> None:
-        view = View()
-        replay_check = ReplayCheck(
-            Scripted(directory, *outcomes), log_url="memory:x", broker="b", fail=ended.append
-        )
+        view, replay_check = View(), ReplayCheck(folds, broker="b", fail=ended.append)
         async with asyncio.timeout(DEADLINE_S):
             for _ in outcomes:
                 assert [True, False] == [replay_check.begin(view), replay_check.begin(view)]
                 (comparing,) = asyncio.all_tasks() - {asyncio.current_task()}
                 await asyncio.wait([comparing])
 
-    try:
-        asyncio.run(story())
-    finally:
-        directory.close()
+    asyncio.run(story())
     return ended
 
 
-def test_a_wrong_view_ends_the_broker(tmp_path: Path) -> None:
+def test_a_wrong_view_ends_the_broker() -> None:
     """The same digest, or an unknown one, does not."""
-    (failure,) = failures(tmp_path, View().digest(), None, View().digest() + 1)
+    (failure,) = failures(View().digest(), None, View().digest() + 1)
     assert isinstance(failure, Bug)
 
 
@@ -124,7 +105,7 @@ def test_a_wrong_view_ends_the_broker(tmp_path: Path) -> None:
     ids=["ours", "nobody's"],
 )
 def test_a_failed_check_is_logged_and_the_next_one_runs(
-    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert 1 == len(failures(tmp_path, error, View().digest() + 1))
+    assert 1 == len(failures(error, View().digest() + 1))
     assert "replay check failed: the log could not be folded" in caplog.text

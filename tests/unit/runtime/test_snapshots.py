@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
-from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
+from equipoise.brokers.runtime.snapshots import open_marked, reader_on
 from equipoise.channel.core.errors import LogUnavailable, OperatorError
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.snapshot import to_bytes
@@ -43,7 +43,7 @@ def start(directory: DataDirectory, log: MemoryLog, *, identity: str = LOG) -> i
     """
     log.identity = identity
     try:
-        return Snapshots(directory, log=identity, cluster=CLUSTER).reader(log).position
+        return reader_on(directory, log, cluster=CLUSTER).position
     finally:
         log.close()
 
