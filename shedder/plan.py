@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 # Pulsar's names for the result and the cause of a round, as in its counters.
 Result = Literal["Success", "Skip", "Failure"]
 _LONG_MS: Final = 120_000  # From here on minutes are exact enough.
+_REASONS_MAX: Final = 4  # Of groups of brokers; they fit into one record.
 
 Cause = Literal[
     "Overloaded",
@@ -139,6 +140,29 @@ class Plan:
             ("Success", cause): number
             for cause, number in Counter(move.cause for move in self.moves).items()
         }
+
+
+def together(plans: Sequence[Plan]) -> Plan:
+    """Return the plans for groups of brokers as one, with the figures of the most uneven group."""
+    worst = max(plans, key=lambda plan: plan.deviation or 0.0)
+    moves = tuple(move for plan in plans for move in plan.moves)
+    idle = worst.idle or next((plan.idle for plan in plans if plan.idle is not None), None)
+    reasons = dict.fromkeys(plan.idle.reason for plan in plans if plan.idle is not None)
+    budgets = [plan.budget for plan in plans if plan.budget is not None]
+    return replace(
+        worst,
+        moves=moves,
+        stays=tuple(
+            sorted((stay for plan in plans for stay in plan.stays), key=lambda stay: stay.subject)
+        ),
+        idle=(
+            None
+            if moves or idle is None
+            else replace(idle, reason="; ".join(list(reasons)[:_REASONS_MAX]))
+        ),
+        budget=max(budgets, key=lambda budget: (budget.blocks, budget.used), default=None),
+        fills=any(plan.fills for plan in plans),
+    )
 
 
 def _minutes(duration_ms: int) -> str:

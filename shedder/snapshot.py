@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
 
-from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BundleLoad, Load, Weights, fault_of, tag_of, unpack
 
@@ -45,6 +45,8 @@ _ENDED_MAX: Final = 1_024
 _Barred = Callable[[BundleEntry], str | None]
 
 _DRAINING: Final = "it drains, and moves its bundles away itself"
+SERVES_NOTHING: Final = "its program serves no namespace that exists"
+"""Why a broker takes no part."""
 
 ASKED_MAX: Final = 500_000
 """The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes
@@ -168,6 +170,8 @@ class Snapshot:
       now, and why.
     * `policies`: the kind of policy of a namespace, if any. `rules`: who may have a bundle; None:
       every live broker.
+    * `pools`: the live brokers in groups whose programs serve namespaces in common. Bundles move
+      only within a group, so a round compares the brokers of each alone. Empty: all are one.
     * `weights`: of the resources. `since`: what has happened since the last round. `now_ms`: Unix
       time.
     """
@@ -181,12 +185,30 @@ class Snapshot:
     resting: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
     rules: Rules | None = None
+    pools: tuple[frozenset[str], ...] = ()
     weights: Weights = field(default_factory=Weights)
     since: Since = field(default_factory=Since)
 
     def candidates(self, bundle: str) -> Candidates:
         """Return the brokers that may take `bundle`."""
         return Candidates(allowed=self.live) if self.rules is None else self.rules(bundle)
+
+    def only(self, pool: frozenset[str]) -> Snapshot:
+        """Return this snapshot with no other live brokers than those of one pool."""
+        others = frozenset(self.live) - pool
+        ended = tuple(move for move in self.since.ended if move.source not in others)
+        return replace(
+            self,
+            brokers=WeighedBrokers(
+                lambda: [each for each in self.brokers if each.broker not in others]
+            ),
+            live=tuple(broker for broker in self.live if broker in pool),
+            apart={broker: why for broker, why in self.apart.items() if broker in pool},
+            loads={broker: load for broker, load in self.loads.items() if broker not in others},
+            owners={bundle: owner for bundle, owner in self.owners.items() if owner in pool},
+            pools=(),
+            since=replace(self.since, ended=ended),
+        )
 
 
 class AskedRules:
@@ -260,6 +282,8 @@ def take(
     live = tuple(broker.broker for broker in brokers)
     apart = {broker: why for broker, why in (maintained or {}).items() if broker in live}
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
+    pools, idle = _pools(brokers, view)
+    apart = dict.fromkeys(idle, SERVES_NOTHING) | apart
     served = [
         view.bundles[each.bundle]
         for load in by_broker.values()
@@ -292,7 +316,29 @@ def take(
             for bundle in served
             if (why := barred(bundle) or (RESTS if bundle.name in rests else None)) is not None
         },
+        pools=pools,
     )
+
+
+def _pools(
+    brokers: Sequence[BrokerEntry], view: View
+) -> tuple[tuple[frozenset[str], ...], Sequence[str]]:
+    """Return the pools of a snapshot, and the brokers whose programs serve no namespace that
+    exists. These are in the first pool.
+    """
+    if all(broker.joined.namespaces is None for broker in brokers):
+        return (), ()
+    pools = list[frozenset[str]]()
+    for namespace in view.namespaces:
+        serving = frozenset(broker.broker for broker in brokers if broker.joined.serves(namespace))
+        touched = [pool for pool in pools if pool & serving]
+        pools = [pool for pool in pools if not pool & serving]
+        pools += [serving.union(*touched)] if serving else []
+    idle = [broker.broker for broker in brokers if not any(broker.broker in each for each in pools)]
+    if not pools[1:]:  # The usual case for programs of one kind.
+        return (), idle
+    first, *others = sorted(pools, key=min)
+    return (first.union(idle), *others), idle
 
 
 def _weighed(

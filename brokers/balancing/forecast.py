@@ -18,7 +18,7 @@ from equipoise.shedder.loads import BundleTraffic, Load, Traffic, fault_of
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure
 from equipoise.shedder.reported import reported
-from equipoise.shedder.snapshot import Snapshot
+from equipoise.shedder.snapshot import SERVES_NOTHING, Snapshot
 
 ASKED_MAX: Final = 2_000
 """The most bundles whose rules are checked. With 1,000 brokers and a policy for each, 2,000 bundles
@@ -140,7 +140,7 @@ def forecast_of(
         for broker in snapshot.live
     )
     taking = tuple(broker for broker in brokers if broker.apart is None)
-    weigh = _by_use if measure.kind == "use" else _by_fill(taking)
+    weigh = _by_use if measure.kind == "use" else _by_fill(taking, snapshot.pools)
     return Forecast(
         plan=replace(plan, moves=moves),
         measure=measure,
@@ -260,12 +260,19 @@ def _by_use(_: BrokerForecast, standing: Standing) -> float:
     return standing.used or 0.0
 
 
-def _by_fill(taking: Sequence[BrokerForecast]) -> _Weigh:
-    """Return a function for a broker's cost per capacity, relative to the mean before the plan."""
-    capacity = sum(broker.capacity or 0 for broker in taking)
-    mean = math.fsum(broker.before.cost for broker in taking) / capacity if capacity else 0.0
+def _by_fill(taking: Sequence[BrokerForecast], pools: Sequence[frozenset[str]]) -> _Weigh:
+    """Return a function for a broker's cost per capacity, relative to the mean of its pool before
+    the plan.
+    """
+    means = dict[str, float]()
+    for pool in pools or (frozenset(broker.broker for broker in taking),):
+        members = [broker for broker in taking if broker.broker in pool]
+        capacity = sum(broker.capacity or 0 for broker in members)
+        cost = math.fsum(broker.before.cost for broker in members)
+        means |= {broker.broker: cost / capacity if capacity else 0.0 for broker in members}
 
     def weigh(broker: BrokerForecast, standing: Standing) -> float:
+        mean = means[broker.broker]
         return standing.cost / broker.capacity / mean if broker.capacity and mean else 0.0
 
     return weigh
@@ -298,12 +305,14 @@ def _forbidden(
         (broker for broker in loads if loads[broker] >= mean),
         key=lambda broker: (-loads[broker], broker),
     )
-    live = frozenset(snapshot.live)
+    everybody = frozenset(snapshot.live)
+    peers = {broker: pool for pool in snapshot.pools for broker in pool}
     bundles: dict[str, dict[str, None]] = {}  # By reason. The keys are an ordered set.
     brokers: dict[str, set[str]] = {}
     for broker, bundle in _named(snapshot, above):
         for other, reason in snapshot.candidates(bundle).refused.items():
-            if other != broker and other in live:
+            is_peer = other != broker and other in peers.get(broker, everybody)
+            if is_peer and snapshot.apart.get(other) != SERVES_NOTHING:
                 bundles.setdefault(reason, {})[bundle] = None
                 brokers.setdefault(reason, set()).add(other)
     found = [

@@ -10,7 +10,7 @@ The leader's rounds and the dry run share this code, so a dry run shows what a r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from equipoise.brokers.balancing.controls import controls_in
@@ -23,7 +23,8 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
-from equipoise.shedder.plan import Budget, Move, Plan, Stay
+from equipoise.shedder.plan import Budget, Move, Plan, Stay, together
+from equipoise.shedder.policy import Policy
 from equipoise.shedder.reported import format_age, format_duration
 from equipoise.shedder.scheduler import Ends
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot, WeighedBrokers, take
@@ -135,13 +136,13 @@ class BalancingRound:
     shedder.
 
     `memory`: what the shedder remembers. `capacities`: of the brokers whose mean load the
-    predictions of the moves refer to, by id; empty without predictions.
+    predictions of the moves refer to, by id, for each pool; empty without predictions.
     """
 
     plan: Plan
     strategy: str
     memory: object = None
-    capacities: Mapping[str, int] = field(default_factory=dict)
+    capacities: tuple[Mapping[str, int], ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -172,17 +173,46 @@ def plan_round(
         return BalancingRound(
             plan=Plan(moves=moves, stays=stays), strategy=OF_POLICIES, memory=memory
         )
-    plan, memory = settings.policy.plan(snapshot, memory)
+    plan, memory = _plan(settings.policy, snapshot, memory)
     plan = plan.with_stays(stays)
     is_predicted = any(move.predicted is not None for move in plan.moves)
-    capacities = (
-        {broker.broker: broker.capacity for broker in snapshot.brokers if broker.barred is None}
+    capacities = tuple(
+        {
+            broker.broker: broker.capacity
+            for broker in snapshot.brokers
+            if broker.barred is None and broker.broker in pool
+        }
+        for pool in (snapshot.pools or (snapshot.live,))
         if is_predicted
-        else {}
     )
     return BalancingRound(
         plan=plan, strategy=settings.balancing.shedder, memory=memory, capacities=capacities
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memories:
+    """What a policy remembers of each pool."""
+
+    by_pool: Mapping[frozenset[str], object]
+
+    def of(self, pool: frozenset[str]) -> object:
+        """Return what it remembers of the pool that was most like this one."""
+        nearest = max(self.by_pool, key=lambda each: len(each & pool))
+        return self.by_pool[nearest] if nearest & pool else None
+
+
+def _plan(policy: Policy, snapshot: Snapshot, memory: object) -> tuple[Plan, object]:
+    """Return the plan of each pool as one plan, and what the policy remembers."""
+
+    def remembered(pool: frozenset[str]) -> object:
+        return memory.of(pool) if isinstance(memory, _Memories) else memory
+
+    if not snapshot.pools:
+        return policy.plan(snapshot, remembered(frozenset(snapshot.live)))
+    planned = {pool: policy.plan(snapshot.only(pool), remembered(pool)) for pool in snapshot.pools}
+    memories = _Memories(by_pool={pool: kept for pool, (_, kept) in planned.items()})
+    return together([plan for plan, _ in planned.values()]), memories
 
 
 def policy_violations(

@@ -129,6 +129,7 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
         "last": bundle.last,
         "algorithm": bundle.algorithm,
         "quarantine": why_quarantined(view, bundle.name),
+        "unserved": why_unserved(view, bundle.namespace) if bundle.phase == "free" else None,
         "positions": (
             None
             if bundle.positions is None

@@ -10,6 +10,7 @@ from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import why_unserved
 
 
 class AssignmentRow(TypedDict):
@@ -44,7 +45,8 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
     """Return everything that the view holds of a bundle. `owner` and `source` are broker ids;
     separate fields have their incarnations.
 
-    `quarantine` and `frozen` are the reasons of these controls.
+    `quarantine` and `frozen` are the reasons of these controls, `unserved` is why no broker can get
+    it.
     """
     return {
         "offset": view.offset,
@@ -63,6 +65,7 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
         "algorithm": bundle.algorithm,
         "positions": bundle.positions,
         "quarantine": why_quarantined(view, bundle.name),
+        "unserved": why_unserved(view, bundle.namespace) if bundle.phase == "free" else None,
         "frozen": why_frozen(view, bundle.namespace),
     }
 

@@ -52,7 +52,7 @@ def list_bundles(
     channel.print_rows(
         rows,
         columns=BUNDLE_COLUMNS,
-        sometimes=("frozen", "quarantine"),
+        sometimes=("frozen", "quarantine", "unserved"),
         nothing="there is no bundle",
     )
 

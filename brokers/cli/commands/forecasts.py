@@ -128,7 +128,8 @@ class ForecastBasis:
     of each kind.
 
     `plan` is the plan's id. `strategy` is the strategy of the round; see
-    `brokers.balancing.planning.BalancingRound`. `controls` are all that count now.
+    `brokers.balancing.planning.BalancingRound`. `controls` are all that count now. `unserved` are
+    the namespaces that no broker that is up serves.
     """
 
     plan: str
@@ -139,6 +140,7 @@ class ForecastBasis:
     newest: Mapping[Kind, Decision]
     strategy: str
     controls: Sequence[Control]
+    unserved: Sequence[str] = ()
 
     @property
     def paused(self) -> str | None:
@@ -170,6 +172,7 @@ def document_of(seen: ForecastBasis, settings: BalancingSettings, forecast: Fore
         "last_outcome": _decision(seen, "outcome"),
         "paused": seen.paused,
         "controls": [asdict(control) for control in seen.controls],
+        "unserved": list(seen.unserved),
         "conclusion": conclusion(settings, forecast, seen.paused),
     }
 
@@ -332,6 +335,10 @@ def _preface(seen: ForecastBasis, settings: BalancingSettings) -> Iterator[str]:
     yield from map(control_line, seen.controls[:_CONTROLS_MAX])
     if len(seen.controls) > _CONTROLS_MAX:
         yield f"and {len(seen.controls) - _CONTROLS_MAX} more (use --json)"
+    if seen.unserved:
+        named = ", ".join(seen.unserved[:_CONTROLS_MAX])
+        more = len(seen.unserved) - _CONTROLS_MAX
+        yield f"no broker that is up serves {named}{f' and {more} more' if more > 0 else ''}"
     last, outcome = seen.newest.get("shed"), seen.newest.get("outcome")
     if last is None:
         yield "there is no recorded decision about moves"

@@ -43,6 +43,7 @@ from equipoise.brokers.errors import no_fresh_load
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import why_unserved
 from equipoise.shedder.plan import Budget
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
@@ -100,17 +101,17 @@ def plan(
         placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
         budget, at_ms = _budget(view, newest.get("shed"))
         strategy, forecast = foreseen(cluster, settings, placement, budget=budget, at_ms=at_ms)
-        controls = standing_controls(view, now_ms)
-        saved, leader = saved_plan(view, forecast.plan, settings.balancing), _leader(view)
+        saved = saved_plan(view, forecast.plan, settings.balancing)
         seen = ForecastBasis(
             plan=saved.id,
             log=admin.log,
             at_ms=now_ms,
             offset=view.offset,
-            leader=leader,
+            leader=_leader(view),
             newest=newest,
             strategy=strategy,
-            controls=controls,
+            controls=standing_controls(view, now_ms),
+            unserved=[name for name in sorted(view.namespaces) if why_unserved(view, name)],
         )
     if forecast.before is None:
         raise _without_load(admin.log, forecast)

@@ -290,9 +290,12 @@ class Balancing:
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
         self._scheduler.planned(planned.plan.moves, fills=planned.plan.fills)
-        self._outcomes.planned(
-            planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities
-        )
+        for capacities in planned.capacities:
+            self._outcomes.planned(
+                [move for move in planned.plan.moves if move.source in capacities],
+                strategy=planned.strategy,
+                capacities=capacities,
+            )
         self._begin_or_drop()
 
     def _since_asked(self, shedder: str) -> Since:

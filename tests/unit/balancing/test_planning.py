@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from equipoise.brokers.balancing import destinations
-from equipoise.brokers.balancing.decisions import STAYS_MAX
+from equipoise.brokers.balancing.decisions import STAYS_MAX, ends_of
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.placement import FewestBundles, LeastCost, Placement
 from equipoise.brokers.balancing.planning import (
@@ -32,6 +32,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load, Weights, averaged
@@ -550,3 +551,34 @@ def test_a_policy_moves_a_frozen_bundle() -> None:
     planned = plan_round(cluster, SETTINGS, LeastCost())
     assert (OF_POLICIES, "b") == (planned.strategy, planned.plan.moves[0].destination)
     assert {} == stale_moves(channel.view, planned.plan.moves, PlacementRules(), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("shedder", ["BalancedShedder", "TransferShedder"])
+def test_brokers_are_compared_with_those_that_serve_the_same(shedder: str) -> None:
+    """Two programs: both brokers of the one have far more load than those of the other. What it
+    has is evened out all the same, and the other program is not in the way.
+    """
+    channel = Channel()
+    channel.genesis()
+    channel.create(even_boundaries(30), namespace="tenant/ns")
+    for name, broker in (("tenant/ns", "a"), ("tenant/ns", "b"), ("t/two", "c"), ("t/two", "d")):
+        channel.join(broker, serves=[name])
+    channel.join("idle", serves=["t/later"])
+    channel.create(even_boundaries(2), namespace="t/two")
+    for bundle in channel.view.bundles_of("tenant/ns"):
+        give(channel, bundle.name, "a" if bundle.low < 0xA0000000 else "b")
+    for bundle, broker in zip(channel.view.bundles_of("t/two"), "cd", strict=True):
+        give(channel, bundle.name, broker)
+    settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
+    percents = {"a": 95.0, "b": 20.0, "c": 5.0, "d": 5.0, "idle": 1.0}
+    cluster = cluster_snapshot_of(channel.view, loads(channel, percents), settings, now_ms=NOW_MS)
+    assert (frozenset({"a", "b", "idle"}), frozenset({"c", "d"})) == cluster.snapshot.pools
+    strategy, forecast = foreseen(cluster, settings, placement_of(settings, {}))
+    assert shedder == strategy
+    assert {frozenset("ab")} == {frozenset(ends_of(move)) for move in forecast.plan.moves}
+    assert forecast.forbidden == ()
+    first = plan_round(cluster, settings, placement_of(settings, {}))
+    again = plan_round(cluster, settings, placement_of(settings, {}), memory=first.memory)
+    assert {frozenset("ab")} >= {frozenset(ends_of(move)) for move in again.plan.moves}
+    stays = {stay.subject: stay.reason for stay in first.plan.stays}
+    assert "its program serves no namespace that exists" == stays["idle"]
