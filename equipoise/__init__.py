@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         Work,
     )
     from equipoise.brokers.security.identity import Identity
-    from equipoise.brokers.sharded.keyed import Keyed, Store
+    from equipoise.brokers.sharded.keyed import Keyed
     from equipoise.brokers.sharded.program import Equipoise
+    from equipoise.brokers.sharded.saving import Store
     from equipoise.brokers.sharded.stores import PostgresStore, RedisStore, SqliteStore
     from equipoise.brokers.sharded.tasks import Shard, Tasks
     from equipoise.brokers.testing.virtual_cluster import Cluster
@@ -82,7 +83,7 @@ _MODULES: Final = {
     "ServiceHost": "brokers.runtime.service",
     "Shard": "brokers.sharded.tasks",
     "SqliteStore": "brokers.sharded.stores",
-    "Store": "brokers.sharded.keyed",
+    "Store": "brokers.sharded.saving",
     "Tasks": "brokers.sharded.tasks",
     "Work": "brokers.runtime.service",
     "WorkerInThread": "brokers.runtime.embedding.embedded",

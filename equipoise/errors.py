@@ -13,7 +13,7 @@ from equipoise.brokers.errors import (
     UnknownNamespace,
 )
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
-from equipoise.brokers.sharded.keyed import StaleToken
+from equipoise.brokers.sharded.saving import StaleToken
 from equipoise.brokers.testing.virtual_cluster import NotServed
 from equipoise.channel.core.errors import (
     Bug,

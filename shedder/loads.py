@@ -55,13 +55,18 @@ class BundleLoad:
     """The cost of a bundle for its broker: rates per second over the last sample, and the number of
     open sessions.
 
-    `bytes_per_second` counts both directions. A batch of messages is one call. `messaging` holds
-    the details of a bundle of topics. Raises `CallerError` for a number that is negative or not
-    finite.
+    * `bytes_per_second` counts both directions. A batch of messages is one call.
+    * `cpu_seconds_per_second`: the CPU time that its calls used. `wall_seconds_per_second`: how
+      long they lasted, all together, so the mean number of calls in progress.
+    * `messaging` holds the details of a bundle of topics.
+
+    Raises `CallerError` for a number that is negative or not finite.
     """
 
     calls_per_second: float = 0.0
     bytes_per_second: float = 0.0
+    cpu_seconds_per_second: float = 0.0
+    wall_seconds_per_second: float = 0.0
     sessions: int = 0
     messaging: Messaging | None = None
 
@@ -70,6 +75,8 @@ class BundleLoad:
         if not (
             0 <= self.calls_per_second < math.inf
             and 0 <= self.bytes_per_second < math.inf
+            and 0 <= self.cpu_seconds_per_second < math.inf
+            and 0 <= self.wall_seconds_per_second < math.inf
             and 0 <= self.sessions < math.inf
         ):
             raise _refusal_of(self)

@@ -24,8 +24,10 @@ from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BundleLoad, Load, Weights, fault_of, tag_of, unpack
 
 # Costs are in calls per second. The other weights are amounts that take a broker about as long as
-# one small call: to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100 sessions alive for a
-# second (a ping every minute or two from each).
+# one small call: 0.1 ms of CPU time, to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100
+# sessions alive for a second (a ping every minute or two from each). A call in progress keeps a
+# connection and memory, as a session does.
+CALLS_PER_CPU_SECOND: Final = 10_000
 BYTES_PER_CALL: Final = 16_384
 SESSIONS_PER_CALL: Final = 100
 
@@ -248,8 +250,9 @@ def costs_of(loads: Iterable[BundleLoad]) -> list[float]:
     return [
         IDLE_COST
         + load.calls_per_second
+        + load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND
         + load.bytes_per_second / BYTES_PER_CALL
-        + load.sessions / SESSIONS_PER_CALL
+        + (load.sessions + load.wall_seconds_per_second) / SESSIONS_PER_CALL
         for load in loads
     ]
 

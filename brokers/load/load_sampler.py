@@ -110,6 +110,8 @@ def _checked(name: object, load: object) -> BundleLoad | str:
         return BundleLoad(
             calls_per_second=float(load.calls_per_second),
             bytes_per_second=float(load.bytes_per_second),
+            cpu_seconds_per_second=float(load.cpu_seconds_per_second),
+            wall_seconds_per_second=float(load.wall_seconds_per_second),
             sessions=int(load.sessions),
             messaging=(
                 _plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None
@@ -124,6 +126,8 @@ def _is_plain(load: BundleLoad) -> bool:
     return (
         type(load.calls_per_second) is float
         and type(load.bytes_per_second) is float
+        and type(load.cpu_seconds_per_second) is float
+        and type(load.wall_seconds_per_second) is float
         and type(load.sessions) is int
         and (
             messaging is None

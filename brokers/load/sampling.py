@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.loads import BundleLoad, BundleTraffic, Load, Resources, Traffic, pack
-from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
+from equipoise.shedder.snapshot import BYTES_PER_CALL, CALLS_PER_CPU_SECOND, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 
 # Values younger than this make up half of an average of traffic. A lasting change shows within half
@@ -241,8 +241,8 @@ def _columns(loads: Sequence[BundleLoad]) -> _Columns:
     """Return the columns of these loads, in their order.
 
     A load without messaging figures is converted: a call counts as an incoming message, a session
-    as a consumer. If a service counts no bytes, each call counts as `BYTES_PER_CALL`, because
-    Pulsar's strategies weigh bundles by bytes only.
+    as a consumer. Pulsar's strategies weigh bundles by bytes only. So CPU time counts as bytes,
+    too, and each call as `BYTES_PER_CALL` if a service counts no bytes.
     """
     figures = [load.messaging or _as_messaging(load) for load in loads]
     return _Columns(
@@ -275,6 +275,7 @@ class _UncheckedMessaging(NamedTuple):
 
 def _as_messaging(load: BundleLoad) -> _UncheckedMessaging:
     bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
+    bytes_in += load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
     return _UncheckedMessaging(
         bytes_in_per_second=bytes_in,
         messages_in_per_second=load.calls_per_second,

@@ -19,13 +19,31 @@ import inspect
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from dataclasses import dataclass, field, is_dataclass
+from itertools import islice
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 import orjson
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
@@ -41,12 +59,13 @@ from equipoise.brokers.runtime.service import (
     Work,
 )
 from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX
+from equipoise.brokers.sharded.metering import Meter, Timed
+from equipoise.brokers.sharded.saving import Kept, Saver, Store
 from equipoise.channel.core.errors import (
     CallerError,
     EquipoiseError,
     InvalidName,
     Overloaded,
-    PeerError,
 )
 from equipoise.channel.core.ranges import bundle_contains, check_namespace, key_hash
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
@@ -56,7 +75,8 @@ from equipoise.shedder.loads import BundleLoad
 _logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 
 SHARDS: Final = 64
 """How many bundles a namespace of `Keyed` or `Tasks` has by default."""
@@ -67,77 +87,55 @@ WAITING_MAX: Final = 512
 
 CALL_MS: Final = 10_000
 
+STATE_BYTES_MAX: Final = 1 << 20
+"""The size of one object, encoded. Each call encodes its object, which takes 1 ms for 256 KiB."""
 
-class Store(Protocol):
-    """Where the states of keys are kept beyond the life of a process. All processes use the same
-    one. It is asked for one key by one call at a time.
-    """
+# A call drops some objects that nobody uses, so that they never outnumber those in use. The rest of
+# the time the question for the load does, for a few milliseconds.
+_IDLE_BY_CALL: Final = 2
+_IDLE_BY_LOAD: Final = 2_000
 
-    async def load(self, namespace: str, key: str) -> bytes | None:
-        """Return the state that was saved last; None if there is none."""
-        ...
+_LINES_AT_ONCE: Final = 1_000  # Of a handover: 1 ms.
 
-    async def save(self, namespace: str, key: str, state: bytes, *, token: int) -> None:
-        """Save a state, unless the store has one of this key under a greater token: then raise
-        `StaleToken`, and change nothing.
-        """
-        ...
-
-
-class StaleToken(PeerError):
-    """A store has refused the write of a former owner."""
-
-    def __init__(self, *, namespace: str, key: str, token: int) -> None:
-        """`token` is that of the refused write."""
-        self.namespace = namespace
-        self.key = key
-        self.token = token
-        super().__init__(
-            f"the state of {namespace}/{key} was not saved under token {token}: the store has seen"
-            " a greater one; ask again who owns the key"
-        )
-
-
-@dataclass(slots=True)
-class _Kept(Generic[T]):
-    """The object of one key. `saved` is its encoded form after the last call, if there is one.
-
-    `state` is None before the first call and after a failed one. `waiting` counts the calls, with
-    the one that has its turn. `saving`: a save that has not ended.
-    """
-
-    saved: bytes | None = None
-    state: T | None = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
-    saving: asyncio.Future[None] | None = None
-    used_s: float = 0.0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds nothing, and nobody waits for it."""
-        return self.saved is None and not self.waiting and self.saving is None
+ROUTED: Final = "equipoise_routed"
+UNROUTED: Final = "equipoise_unrouted"
+"""The attributes with their `Keyed` of an endpoint with `route`, and of what it stands before."""
 
 
 @dataclass(slots=True)
 class _Part(Generic[T]):
-    """The objects of one open bundle, by key, and the calls since the last question for its
-    load.
-    """
+    """The objects of one open bundle, by key; those that were not used for longest come first."""
 
-    bundle: Bundle
-    kept: dict[str, _Kept[T]] = field(default_factory=dict)
-    calls: int = 0
+    ownership: Ownership
+    kept: OrderedDict[str, Kept[T]] = field(default_factory=OrderedDict)
 
     @property
-    def bytes_saved(self) -> int:
+    def bundle(self) -> Bundle:
+        """The bundle."""
+        return self.ownership.bundle
+
+    @property
+    def size(self) -> int:
         """The size of the encoded objects."""
-        return sum(_bytes_of(key, kept.saved) for key, kept in self.kept.items())
+        return sum(_size_of(key, kept.encoded) for key, kept in self.kept.items())
+
+
+@dataclass(slots=True)
+class _Turn(Generic[T]):
+    """The object while a call has it, and the CPU time of the call."""
+
+    state: T
+    cpu_s: float = 0.0
+
+    def add(self, cpu_s: float) -> None:
+        """Count CPU time."""
+        self.cpu_s += cpu_s
 
 
 def _check_key(key: str) -> None:
     try:
-        is_valid = 1 <= len(key.encode()) <= KEY_BYTES_MAX
+        # A server puts U+FFFD where the bytes of a path are no UTF-8, so it stands for many keys.
+        is_valid = 1 <= len(key.encode()) <= KEY_BYTES_MAX and "\ufffd" not in key
     except (AttributeError, UnicodeEncodeError):  # It is no text, or half of a character.
         is_valid = False
     if not is_valid:
@@ -148,9 +146,25 @@ def _check_key(key: str) -> None:
         )
 
 
-def _bytes_of(key: str, saved: bytes | None) -> int:
+def _size_of(key: str, encoded: bytes | None) -> int:
     """Return the size of a state in a handover, with its key and the ends of both lines."""
-    return 0 if saved is None else len(orjson.dumps(key)) + len(saved) + 2
+    return 0 if encoded is None else len(orjson.dumps(key)) + len(encoded) + 2
+
+
+def _plain(annotation: object) -> object:
+    """Return the type of a parameter without what is told about it to a framework."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _is_immutable(kind: object) -> bool:
+    """Return whether an object of this type can only be replaced: it has a hash by value."""
+    plain = get_origin(kind) or kind
+    by_value: object = getattr(plain, "__hash__", None)
+    if not isinstance(plain, type) or by_value in (None, object.__hash__):
+        return False
+    if is_dataclass(plain):
+        return bool(vars(plain)["__dataclass_params__"].frozen)
+    return not issubclass(plain, BaseModel) or bool(plain.model_config.get("frozen"))
 
 
 class Keyed(Service, Generic[T]):
@@ -160,6 +174,9 @@ class Keyed(Service, Generic[T]):
     at its first use, and moves with its bundle. With a store, each change is saved before the call
     ends, so what was answered is kept. Without a store, objects live in the memory of the
     processes: they move, and those of a process that dies are lost.
+
+    Its load is the calls, the CPU time of endpoints (`route`) and of blocks that await nothing
+    (`at`), the time that they last, and the bytes of what they load and change.
     """
 
     def __init__(
@@ -172,6 +189,7 @@ class Keyed(Service, Generic[T]):
         new: Callable[[str], T] | None = None,
         call_ms: int = CALL_MS,
         idle_ms: int = 600_000,
+        unsaved_ms: int = 0,
     ) -> None:
         """`kind` is a dataclass, a pydantic model, or any type that pydantic encodes as JSON.
 
@@ -179,41 +197,77 @@ class Keyed(Service, Generic[T]):
         * `new`: returns the object of a key that has none yet. Default: `kind()`.
         * `call_ms`: how long a call waits for its turn, and for the store.
         * `idle_ms`: how long an object that nobody uses stays in memory, if there is a store.
+        * `unsaved_ms`: how long a change may be unsaved after its call has ended, if there is a
+          store. A process that is killed loses the changes of this time. A move saves them first.
+          If a save fails, it is logged and tried again, and the key takes no change meanwhile.
 
-        Raises `InvalidName`, and `CallerError` for a type that cannot be encoded.
+        Raises `InvalidName`, and `CallerError` for a type that cannot be encoded, or whose objects
+        cannot be changed.
         """
         self.namespace = check_namespace(namespace)
         self.shards = check_new_bundles(namespace, shards)
+        if unsaved_ms and store is None:
+            raise CallerError(
+                f"unsaved_ms={unsaved_ms} of {namespace} has no effect without a store; give Keyed"
+                " a store, or leave unsaved_ms out"
+            )
         self._new: Callable[[str], T] = (lambda _key: kind()) if new is None else new
-        try:
-            if new is None:
-                kind()
-        except (TypeError, ValidationError) as error:
-            problem = str(error).splitlines()[0]
-            raise CallerError(
-                f"the first object of a key of {namespace} cannot be made: {problem}; give all"
-                " fields a default, or give Keyed new=FUNCTION, which returns the object of a key"
-            ) from error
-        try:
-            self._kind: TypeAdapter[T] = TypeAdapter(kind)
-            self._kind.json_schema(mode="serialization")
-        except PydanticUserError as error:
-            raise CallerError(
-                f"the state of {namespace} cannot be encoded as JSON; use a dataclass or a pydantic"
-                f" model of plain values: {kind.__name__}: {str(error).splitlines()[0]}"
-            ) from error
         self._type = kind
-        self._store = store
+        self._kind = self._adapter()
+        if new is None:
+            self._check_first()
         self._call_ms = call_ms
+        self._saver: Saver[T] | None = None
+        if store is not None:
+            self._saver = Saver(namespace, store, call_ms=call_ms, unsaved_s=unsaved_ms / 1_000)
         self._idle_s = idle_ms / 1_000
         # By their low ends, which rise.
         self._lows: list[int] = []
         self._parts: dict[int, _Part[T]] = {}
-        self._bytes = 0
-        self._counted_since_s = time.monotonic()
+        self._bytes = 0  # Of all objects, if there is no store.
+        self._meter = Meter()
 
     def __repr__(self) -> str:
-        return f"<Keyed {self._type.__name__} of {self.namespace}, {len(self._parts)} open bundles>"
+        return f"<Keyed {self._shown} of {self.namespace}, {len(self._parts)} open bundles>"
+
+    @property
+    def _shown(self) -> str:
+        return getattr(self._type, "__name__", str(self._type))
+
+    def _adapter(self) -> TypeAdapter[T]:
+        if _is_immutable(self._type):
+            raise CallerError(
+                f"the objects of {self.namespace} could never change: a {self._shown} is replaced,"
+                " not changed; use a dataclass or a pydantic model that holds it"
+            )
+        try:
+            adapter = TypeAdapter(self._type)
+            adapter.json_schema(mode="serialization")
+        except PydanticUserError as error:
+            raise self._not_json(error) from error
+        return adapter
+
+    def _check_first(self) -> None:
+        """Make, encode and decode an object, as the first call of a key does."""
+        try:
+            first = self._new("")
+        except (TypeError, ValidationError) as error:
+            problem = str(error).splitlines()[0]
+            raise CallerError(
+                f"the first object of a key of {self.namespace} cannot be made: {problem}; give"
+                " all fields a default, or give Keyed new=FUNCTION, which returns the object of a"
+                " key"
+            ) from error
+        try:
+            self._kind.validate_json(self._kind.dump_json(first, by_alias=True, round_trip=True))
+        except (PydanticSerializationError, ValidationError) as error:
+            raise self._not_json(error) from error
+
+    def _not_json(self, error: Exception) -> CallerError:
+        return CallerError(
+            f"the state of {self.namespace} cannot be encoded as JSON; use a dataclass or a"
+            f" pydantic model of plain values: {self._shown}: {str(error).splitlines()[0]}"
+        )
 
     @asynccontextmanager
     async def at(self, key: str) -> AsyncGenerator[T]:
@@ -223,83 +277,115 @@ class Keyed(Service, Generic[T]):
         In a request that `Equipoise.by_key` has given this key, the work of the request counts.
         Otherwise this call is a piece of work, which a move of the key waits for.
 
-        Raises `PeerError` with the owner's address if another process owns the key,
-        `OwnershipLost` if the key has moved during the call, `DeadlineExceeded` if it does not get
-        its turn or the store does not answer, `Overloaded`, `StaleToken`, `InvalidName`, and the
-        errors of the store.
+        Raises `PeerError` with the owner's address if another process owns the key, and if the
+        store fails; `OwnershipLost` if the key has moved during the call; `DeadlineExceeded` if it
+        does not get its turn or the store does not answer; `Overloaded`, `StaleToken`,
+        `InvalidName`, and `CallerError` for an object that does not fit its type or is too large.
         """
+        async with self._held(key) as turn:
+            awaited: list[None] = []
+            step = asyncio.get_running_loop().call_soon(awaited.append, None)
+            began_s = time.thread_time()
+            try:
+                yield turn.state
+            finally:
+                step.cancel()
+                if not awaited:  # Otherwise the time is of others, too.
+                    turn.add(time.thread_time() - began_s)
+
+    def route(
+        self, parameter: str
+    ) -> Callable[
+        [Callable[Concatenate[str, T, P], Coroutine[Any, Any, Answer]]],
+        Callable[Concatenate[str, P], Coroutine[Any, Any, Answer]],
+    ]:
+        """Return a decorator of an endpoint whose path has the key in `parameter`: its first
+        parameter. Its second one gets the object of the key, as from `at`. Write it below the
+        decorator of the framework.
+
+        `Equipoise.install` has the call answered by the program that owns the key. Raises
+        `CallerError` for an endpoint that is no coroutine function, or does not take the key as
+        `str` and the object first.
+        """
+
+        def routed(
+            endpoint: Callable[Concatenate[str, T, P], Coroutine[Any, Any, Answer]],
+        ) -> Callable[Concatenate[str, P], Coroutine[Any, Any, Answer]]:
+            signature = inspect.signature(endpoint, eval_str=True)
+            taken = [*signature.parameters.values()]
+            name = getattr(endpoint, "__name__", repr(endpoint))
+            if (
+                not inspect.iscoroutinefunction(endpoint)
+                or [each.name for each in taken[:1]] != [parameter]
+                or [_plain(each.annotation) for each in taken[:2]] != [str, self._type]
+            ):
+                raise CallerError(
+                    f"{name} cannot be routed: write it as `async def {name}({parameter}: str,"
+                    f" state: {self._shown})`, with other parameters after these"
+                )
+
+            @functools.wraps(endpoint)
+            async def answer(*given: Any, **named: Any) -> Answer:  # noqa: ANN401
+                key, *others = given or (named.pop(parameter),)
+                outcome = RequestOutcome.NOT_STARTED
+                try:
+                    async with self._held(key) as turn:
+                        outcome = RequestOutcome.UNKNOWN
+                        return await Timed(endpoint(key, turn.state, *others, **named), turn.add)
+                except EquipoiseError as error:
+                    raise Unserved(error, outcome) from error
+
+            # The framework gives what is in the signature.
+            shown = signature.replace(parameters=[taken[0], *taken[2:]])
+            vars(answer)["__signature__"] = shown
+            vars(answer)[ROUTED] = vars(endpoint)[UNROUTED] = self
+            return answer
+
+        return routed
+
+    @asynccontextmanager
+    async def _held(self, key: str) -> AsyncGenerator[_Turn[T]]:
+        """Give a call its turn of a key, and keep what it has changed."""
         _check_key(key)
         if not hasattr(self, "host"):
-            raise CallerError(
-                f"the objects of {self.namespace} are not served: give this Keyed to the Equipoise"
-                " of the program, and let that start first"
-            )
+            raise self.unserved()
         deadline = Deadline.after(timeout_ms=self._call_ms)
         with await self._work(key) as work:
             part = self._part_of(key, work)
-            part.calls += 1
-            kept = part.kept.setdefault(key, _Kept())
+            kept = part.kept.get(key)
+            if kept is None:
+                kept = part.kept[key] = Kept(key_hash(key))
             if kept.waiting > WAITING_MAX:
                 raise Overloaded(what=f"the queue of calls of {key}", limit=WAITING_MAX)
             kept.waiting += 1
+            kept.used_s = time.monotonic()
+            part.kept.move_to_end(key)
+            self._drop_idle(part, _IDLE_BY_CALL)
+            bundle = part.bundle.name
+            self._meter.count(bundle, calls=1)
             try:
-                await deadline.wait(kept.turn.acquire(), what=f"the turn of a call of {key}")
+                turn = kept.turn.acquire()
+                if kept.waiting > 1:
+                    turn = deadline.wait(turn, what=f"the turn of a call of {key}")
+                await turn
                 try:
-                    # A save goes on when its call has given up.
-                    if kept.saving is not None:
-                        what = f"the end of the save before, of {key}"
-                        await deadline.wait(asyncio.wait({kept.saving}), what=what)
-                    async with self._changed(key, kept, work, deadline) as state:
-                        yield state
+                    with self._meter.running(bundle):
+                        async with self._changed(key, kept, work, deadline) as held:
+                            yield held
                 finally:
                     kept.turn.release()
             finally:
                 kept.waiting -= 1
                 kept.used_s = time.monotonic()
-                if kept.is_empty and part.kept.get(key) is kept:
+                if kept.encoded is None and not kept.is_used and part.kept.get(key) is kept:
                     del part.kept[key]
 
-    def route(self, parameter: str) -> Callable[[Endpoint], Endpoint]:
-        """Return a decorator of an endpoint whose path has the key in `parameter`. The endpoint
-        gets the object of the key for its parameter of that type, as from `at`. Write it below the
-        decorator of the framework.
-
-        `Equipoise.install` has the call answered by the program that owns the key. Raises
-        `CallerError` for an endpoint that is no coroutine function, or does not take the key as
-        `str` and one object.
-        """
-
-        def routed(endpoint: Endpoint) -> Endpoint:
-            signature = inspect.signature(endpoint, eval_str=True)
-            taken = signature.parameters
-            objects = [each.name for each in taken.values() if each.annotation == self._type]
-            if (
-                not inspect.iscoroutinefunction(endpoint)
-                or parameter not in taken
-                or taken[parameter].annotation is not str
-                or len(objects) != 1
-            ):
-                raise CallerError(
-                    f"{endpoint.__name__} cannot be routed: write it as `async def"
-                    f" {endpoint.__name__}({parameter}: str, state: {self._type.__name__})`"
-                )
-
-            @functools.wraps(endpoint)
-            async def answer(**named: Any) -> Any:  # noqa: ANN401
-                outcome = RequestOutcome.NOT_STARTED
-                try:
-                    async with self.at(named[parameter]) as state:
-                        outcome = RequestOutcome.UNKNOWN
-                        return await endpoint(**named, **{objects[0]: state})
-                except EquipoiseError as error:
-                    raise Unserved(error, outcome) from error
-
-            # The framework gives what is in the signature.
-            shown = [each for each in taken.values() if each.name != objects[0]]
-            vars(answer)["__signature__"] = signature.replace(parameters=shown)
-            return cast("Endpoint", answer)
-
-        return routed
+    def unserved(self) -> CallerError:
+        """Return the error for a call of a key in a program that does not serve this object."""
+        return CallerError(
+            f"the objects of {self.namespace} are not served: give this Keyed to the Equipoise of"
+            " the program, and let that start first"
+        )
 
     async def _work(self, key: str) -> AbstractContextManager[Work]:
         """Return the work of this call: that of the request, or one that begins here."""
@@ -321,10 +407,8 @@ class Keyed(Service, Generic[T]):
 
     def _part_of(self, key: str, work: Work) -> _Part[T]:
         """Return the part of a key. Raise `OwnershipLost` if this broker has no longer the key."""
-        point = key_hash(key)
-        place = bisect_right(self._lows, point) - 1
-        part = self._parts[self._lows[place]] if place >= 0 else None
-        if part is None or not bundle_contains(part.bundle.low, part.bundle.high, point):
+        part = self._part_at(key_hash(key))
+        if part is None:
             raise OwnershipLost(
                 bundle=f"{self.namespace}/{key}",
                 token=work.token,
@@ -333,50 +417,74 @@ class Keyed(Service, Generic[T]):
             )
         return part
 
+    def _part_at(self, point: int) -> _Part[T] | None:
+        place = bisect_right(self._lows, point) - 1
+        part = self._parts[self._lows[place]] if place >= 0 else None
+        if part is None or not bundle_contains(part.bundle.low, part.bundle.high, point):
+            return None
+        return part
+
     @asynccontextmanager
     async def _changed(
-        self, key: str, kept: _Kept[T], work: Work, deadline: Deadline
-    ) -> AsyncGenerator[T]:
-        """Yield the object, and save what the call has changed."""
-        saved = kept.saved
-        if saved is None and self._store is not None:
-            saved = await deadline.wait(
-                self._store.load(self.namespace, key), what=f"the store giving the state of {key}"
-            )
+        self, key: str, kept: Kept[T], work: Work, deadline: Deadline
+    ) -> AsyncGenerator[_Turn[T]]:
+        """Yield the object, and keep what the call has changed."""
+        bundle = self._part_of(key, work).bundle.name
+        if self._saver is not None:
+            await self._saver.last_save(key, kept, deadline)
+        encoded = kept.encoded
+        if encoded is None and self._saver is not None:
+            encoded = await self._saver.load(key, deadline)
+            self._meter.count(bundle, size=len(encoded or b""))
+        began_s = time.thread_time()
         state = kept.state
         if state is None:
-            state = self._new(key) if saved is None else self._decoded(key, saved)
+            state = self._new(key) if encoded is None else self._decoded(key, encoded)
         # Of a key without a state, only what a call has changed is kept.
-        before = self._encoded(key, state) if saved is None else saved
+        before = self._encoded(key, state) if encoded is None else encoded
         kept.state = None  # A failed call leaves nothing of what it has changed.
-        yield state
-        encoded = self._encoded(key, state)
+        turn = _Turn(state, time.thread_time() - began_s)
+        try:
+            yield turn
+        finally:
+            self._meter.count(bundle, cpu_s=turn.cpu_s)
+        began_s = time.thread_time()
+        after = self._encoded(key, state)
         # A part that has moved, or an object that was dropped meanwhile, takes no change any more.
         part = self._part_of(key, work)
         if part.kept.get(key) is not kept:
             raise OwnershipLost(
                 bundle=part.bundle.name, token=work.token, problem="it has moved meanwhile"
             )
-        if encoded != before:
-            self._decoded(key, encoded)  # Or its next owner could not.
-            if self._store is None:
-                self._check_room(key, kept.saved, encoded)
-            else:
-                await self._save(key, kept, encoded, token=work.token)
-        if encoded != kept.saved and (encoded != before or saved is not None):
-            self._bytes += _bytes_of(key, encoded) - _bytes_of(key, kept.saved)
-            kept.saved = encoded
-        kept.state = None if kept.saved is None else state
+        is_changed = after != before
+        if is_changed:
+            self._check_change(key, kept, before, after)
+            self._meter.count(bundle, size=len(after))
+        self._meter.count(bundle, cpu_s=time.thread_time() - began_s)
+        if is_changed and self._saver is not None:
+            await self._saver.save(key, kept, after, token=work.token)
+        if after != kept.encoded and (is_changed or encoded is not None):
+            self._keep(key, kept, after)
+        kept.state = None if kept.encoded is None else state
 
-    async def _save(self, key: str, kept: _Kept[T], encoded: bytes, *, token: int) -> None:
-        """Save a state. Until it is known what the store has, nothing of it is in memory."""
-        assert self._store is not None, "only an object with a store is saved"
-        self._forget(key, kept)
-        saving = asyncio.ensure_future(self._store.save(self.namespace, key, encoded, token=token))
-        kept.saving = saving
-        saving.add_done_callback(lambda _: setattr(kept, "saving", None))
-        deadline = Deadline.after(timeout_ms=self._call_ms)
-        await deadline.wait(asyncio.shield(saving), what=f"the store saving the state of {key}")
+    def _check_change(self, key: str, kept: Kept[T], before: bytes, after: bytes) -> None:
+        """Refuse a change that its next owner could not read, or that has no room."""
+        if len(after) > max(STATE_BYTES_MAX, len(before)):
+            raise CallerError(
+                f"the object of {self.namespace}/{key} has {len(after):,} bytes, of"
+                f" {STATE_BYTES_MAX:,} at most; nothing of this call is kept; spread what it holds"
+                " over several keys, or keep it in a store of your own"
+            )
+        self._decoded(key, after)
+        if self._saver is not None:
+            self._saver.check(key, kept)
+            return
+        more = len(after) - len(kept.encoded or b"")
+        if more > 0 and self._bytes + more > KEPT_BYTES_MAX:
+            raise Overloaded(
+                what=f"the memory for objects without a store, at {self.namespace}/{key},",
+                limit=KEPT_BYTES_MAX,
+            )
 
     def _encoded(self, key: str, state: T) -> bytes:
         try:
@@ -399,17 +507,10 @@ class Keyed(Service, Generic[T]):
                 f" {first['msg']}; let the type accept what is saved, or keep it from being saved"
             ) from error
 
-    def _check_room(self, key: str, before: bytes | None, after: bytes) -> None:
-        more = _bytes_of(key, after) - _bytes_of(key, before)
-        if more > 0 and self._bytes + more > KEPT_BYTES_MAX:
-            raise Overloaded(
-                what=f"the memory for objects without a store, at {self.namespace}/{key},",
-                limit=KEPT_BYTES_MAX,
-            )
-
-    def _forget(self, key: str, kept: _Kept[T]) -> None:
-        self._bytes -= _bytes_of(key, kept.saved)
-        kept.saved = kept.state = None
+    def _keep(self, key: str, kept: Kept[T], encoded: bytes | None) -> None:
+        if self._saver is None:
+            self._bytes += _size_of(key, encoded) - _size_of(key, kept.encoded)
+        kept.encoded, kept.state = encoded, None
 
     # --- the service ---
 
@@ -424,13 +525,19 @@ class Keyed(Service, Generic[T]):
         for low, each in list(self._parts.items()):
             # A part that was not closed, because its close overran: the bundle has been elsewhere.
             if low < bundle.high and bundle.low < each.bundle.high:
-                self._bytes -= self._remove(each.bundle).bytes_saved
-        part = _Part[T](bundle)
-        lines = (handover or b"").splitlines()
-        for key, saved in zip(lines[::2], lines[1::2], strict=True):
-            part.kept[orjson.loads(key)] = _Kept(saved=saved, used_s=time.monotonic())
-        self._bytes += part.bytes_saved
-        if self._store is None and ownership.handover_problem is not None:
+                self._drop(self._remove(each.bundle))
+        part = _Part[T](ownership)
+        lines, now_s = iter((handover or b"").splitlines()), time.monotonic()
+        while some := list(islice(lines, _LINES_AT_ONCE)):
+            for name, encoded in zip(some[::2], some[1::2], strict=True):
+                key = orjson.loads(name)
+                kept = part.kept[key] = Kept(key_hash(key), used_s=now_s)
+                self._keep(key, kept, encoded)
+                if self._saver is not None and self._saver.puts_off:
+                    # Its former owner may have failed to save it.
+                    self._saver.put_off(key, kept, ownership.token)
+            await asyncio.sleep(0)
+        if self._saver is None and ownership.handover_problem is not None:
             _logger.error(
                 "objects are lost: %s; give Keyed a store",
                 ownership.handover_problem,
@@ -442,54 +549,77 @@ class Keyed(Service, Generic[T]):
         self,
         bundle: Bundle,
         moved_to: Peer | None,  # noqa: ARG002
-        deadline: Deadline,  # noqa: ARG002
+        deadline: Deadline,
     ) -> bytes | None:
-        """Hand over the objects. With a store, more than fits on the channel is loaded from
-        there.
+        """Save what is unsaved, and hand over the objects. With a store, more than fits on the
+        channel is loaded from there.
         """
         part = self._remove(bundle)
-        self._bytes -= part.bytes_saved
-        saved = ((key, kept.saved) for key, kept in part.kept.items() if kept.saved is not None)
-        # JSON has no line break.
-        handover = b"\n".join(line for key, state in saved for line in (orjson.dumps(key), state))
-        return handover if self._store is None or len(handover) <= HANDOVER_BYTES_MAX else None
+        unsaved: Mapping[str, Kept[T]] = {}
+        if self._saver is None:
+            self._bytes -= part.size
+        else:
+            unsaved = await self._saver.save_rest(bundle, part.kept, deadline)
+        kept = iter((unsaved or part.kept).items())
+        lines = list[bytes]()  # JSON has no line break.
+        while some := list(islice(kept, _LINES_AT_ONCE)):
+            for key, each in some:
+                if each.encoded is not None:
+                    lines += orjson.dumps(key), each.encoded
+            await asyncio.sleep(0)
+        handover = b"\n".join(lines)
+        is_in_store = self._saver is not None and not unsaved
+        return None if is_in_store and len(handover) > HANDOVER_BYTES_MAX else handover
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
         """Cut a part."""
         before = self._remove(parent)
         for child in children:
-            bundle = child.bundle
-            kept = {
-                key: each
+            low, high = child.bundle.low, child.bundle.high
+            kept = OrderedDict(
+                (key, each)
                 for key, each in before.kept.items()
-                if bundle.contains(self.namespace, key)
-            }
-            self._add(_Part(bundle, kept, before.calls // len(children)))
+                if bundle_contains(low, high, each.point)
+            )
+            self._add(_Part(child, kept))
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
         """Join two parts."""
         one, other = self._remove(left), self._remove(right)
-        self._add(_Part(union.bundle, one.kept | other.kept, one.calls + other.calls))
+        self._add(_Part(union, one.kept | other.kept))
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """Return the calls per second of each bundle since the last question, and drop objects that
+        """Return the load of each bundle since the last question, and drop some of the objects that
         nobody has used for `idle_ms`.
         """
-        now_s = time.monotonic()
-        elapsed_s, self._counted_since_s = max(now_s - self._counted_since_s, 0.001), now_s
-        loads = dict[str, BundleLoad]()
+        left = _IDLE_BY_LOAD
         for part in self._parts.values():
-            loads[part.bundle.name] = BundleLoad(calls_per_second=part.calls / elapsed_s)
-            part.calls = 0
-            if self._store is not None:
-                self._drop_idle(part, now_s)
-        return loads
+            left -= self._drop_idle(part, left)
+        return self._meter.loads([part.bundle.name for part in self._parts.values()])
 
-    def _drop_idle(self, part: _Part[T], now_s: float) -> None:
-        for key, kept in list(part.kept.items()):
-            is_used = kept.waiting or kept.saving is not None
-            if not is_used and now_s - kept.used_s >= self._idle_s:
-                self._forget(key, part.kept.pop(key))
+    def _drop_idle(self, part: _Part[T], at_most: int) -> int:
+        """Drop the objects that were idle for longest, unless they must stay. Return how many were
+        looked at.
+        """
+        if self._saver is None:
+            return 0
+        looked_at, before_s = 0, time.monotonic() - self._idle_s
+        for key, kept in list(islice(part.kept.items(), at_most)):
+            if kept.used_s > before_s:
+                break
+            looked_at += 1
+            if kept.is_used:
+                part.kept.move_to_end(key)
+            else:
+                del part.kept[key]
+        return looked_at
+
+    def _drop(self, part: _Part[T]) -> None:
+        """Drop the objects of a part that has moved without a handover."""
+        for key, kept in part.kept.items():
+            self._keep(key, kept, None)
+            if self._saver is not None:
+                self._saver.forget(key, kept)
 
     def _add(self, part: _Part[T]) -> None:
         self._parts[part.bundle.low] = part

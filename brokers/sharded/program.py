@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, cast
 
@@ -17,7 +18,7 @@ from equipoise.brokers.runtime.embedding.by_key import AsgiApp
 from equipoise.brokers.runtime.embedding.embedded import READY_MS_MAX, Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
 from equipoise.brokers.runtime.service import Service, ServiceHost
-from equipoise.brokers.sharded.keyed import Keyed
+from equipoise.brokers.sharded.keyed import ROUTED, UNROUTED, Keyed
 from equipoise.brokers.sharded.settings import Settings
 from equipoise.brokers.sharded.tasks import Tasks
 from equipoise.channel.core.errors import CallerError, EquipoiseError
@@ -158,9 +159,10 @@ class Equipoise(Worker):
         * Below `/equipoise` there are health, metrics, administration and state for other programs.
         * At SIGTERM the keys move to other programs before the listener closes.
 
-        Raises `CallerError` without an `address`. For other frameworks, see `wrap`.
+        Raises `CallerError` without an `address`. The program does not start if an endpoint with
+        `Keyed.route` cannot get its object. For other frameworks, see `wrap`.
         """
-        app.add_middleware(self._around, http=self._http())
+        app.add_middleware(self._around, http=self._http(), program=app)
 
     def wrap(self, app: AsgiApp, *, keys: Mapping[str, str], forward: bool = False) -> AsgiApp:
         """Return the program around an app of any ASGI framework, as `install` does. `keys` maps
@@ -183,8 +185,9 @@ class Equipoise(Worker):
         self._joins_later = True
         return self.asgi(PREFIX)
 
-    def _around(self, app: AsgiApp, *, http: AsgiApp) -> Installed:
-        return Installed(app, http=http, prefix=PREFIX, running=self._living, drains=self._drains)
+    def _around(self, app: AsgiApp, *, http: AsgiApp, program: object = None) -> Installed:
+        running = partial(self._living, program)
+        return Installed(app, http=http, prefix=PREFIX, running=running, drains=self._drains)
 
     def host_at(self, host: Callable[[Mapping[str, Service]], ServiceHost]) -> Mapping[str, int]:
         """For `equipoise.pytest` only: have the virtual broker of a test host the services, which
@@ -194,7 +197,9 @@ class Equipoise(Worker):
         return {each.namespace: each.shards for each in self._sharded}
 
     @asynccontextmanager
-    async def _living(self) -> AsyncGenerator[None]:
+    async def _living(self, program: object) -> AsyncGenerator[None]:
+        for endpoint in _endpoints_of(program):
+            self._check_endpoint(endpoint)
         if self._host is not None:  # A test hosts it.
             yield
             return
@@ -206,6 +211,25 @@ class Equipoise(Worker):
                 except CallerError as error:
                     _logger.warning("callers may be refused at the end: %s", error)
                 yield
+
+    def _check_endpoint(self, endpoint: object) -> None:
+        """Raise `CallerError` for an endpoint with `Keyed.route` that cannot get its object."""
+        name = getattr(endpoint, "__name__", repr(endpoint))
+        routed, unrouted = getattr(endpoint, ROUTED, None), getattr(endpoint, UNROUTED, None)
+        if routed is None and unrouted is not None:
+            raise CallerError(
+                f"the endpoint {name} gets no object of {unrouted.namespace}: `route` stands above"
+                " the decorator of the framework; write it below"
+            )
+        if routed is not None and routed not in self._sharded:
+            raise CallerError(f"the endpoint {name} cannot be called: {routed.unserved()}")
+
+
+def _endpoints_of(program: object) -> Iterator[object]:
+    """Yield the endpoints of a program of Starlette or FastAPI, with those of its routers."""
+    for route in getattr(program, "routes", None) or ():
+        yield getattr(route, "endpoint", None)
+        yield from _endpoints_of(getattr(route, "original_router", route))
 
 
 def _check_address(address: str) -> None:

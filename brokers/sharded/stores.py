@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from equipoise.brokers.sharded.keyed import StaleToken
+from equipoise.brokers.sharded.saving import StaleToken
 from equipoise.channel.core.errors import missing_extra
 
 _SQLITE_TABLE: Final = """

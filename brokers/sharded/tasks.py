@@ -6,7 +6,7 @@ Theory of operation:
   the bundle is closed.
 * A task that raises is started again, after a pause that doubles. One that returns has done its
   work, until the shard moves.
-* The CPU time of the task is its load.
+* The CPU time of the task and its time are its load.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, Work
 from equipoise.brokers.sharded.keyed import SHARDS
+from equipoise.brokers.sharded.metering import Meter, Timed
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.system.deadline import Deadline
@@ -32,9 +33,6 @@ _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
-
-CALL_S: Final = 0.000_1
-"""The CPU time of one small call, the unit of costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,7 @@ class Tasks(Service):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # By bundle: the cancelled tasks that its own waits for.
         self._before: dict[str, set[asyncio.Task[None]]] = {}
-        self._cpu_s: dict[str, float] = {}
-        self._counted_since_s = time.monotonic()
+        self._meter = Meter()
 
     def __repr__(self) -> str:
         return f"<Tasks of {self.namespace}, {len(self._tasks)} open bundles>"
@@ -121,14 +118,8 @@ class Tasks(Service):
         self._replace([left, right], [union])
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """Return the CPU time of each task since the last question, in calls of `CALL_S`."""
-        now_s = time.monotonic()
-        elapsed_s, self._counted_since_s = max(now_s - self._counted_since_s, 0.001), now_s
-        used, self._cpu_s = self._cpu_s, {}
-        return {
-            bundle: BundleLoad(calls_per_second=used.get(bundle, 0.0) / CALL_S / elapsed_s)
-            for bundle in self._tasks
-        }
+        """Return the CPU time of each task since the last question, and the time that it ran."""
+        return self._meter.loads(self._tasks)
 
     def _start(self, ownership: Ownership, after: set[asyncio.Task[None]] | None = None) -> None:
         shard = Shard(ownership)
@@ -151,11 +142,14 @@ class Tasks(Service):
     async def _run(self, shard: Shard, after: set[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
-        pause_s = _PAUSE_S / 2
+        pause_s, name = _PAUSE_S / 2, shard.bundle.name
         while True:
             began_s = time.monotonic()
             try:
-                await _Timed(self._work(shard), lambda used_s: self._count(shard, used_s))
+                with self._meter.running(name):
+                    await Timed(
+                        self._work(shard), lambda cpu_s: self._meter.count(name, cpu_s=cpu_s)
+                    )
             except Exception:
                 if (own := asyncio.current_task()) is None or own.cancelling():
                     raise  # What it raises at its end does not start it again.
@@ -164,38 +158,8 @@ class Tasks(Service):
                 _logger.exception(
                     "task failed: it starts again in %.0f s",
                     pause_s,
-                    extra={"bundle": shard.bundle.name},
+                    extra={"bundle": name},
                 )
                 await asyncio.sleep(pause_s * random.uniform(1.0, 1.2))  # noqa: S311 - jitter
             else:
                 return
-
-    def _count(self, shard: Shard, used_s: float) -> None:
-        name = shard.bundle.name
-        self._cpu_s[name] = self._cpu_s.get(name, 0.0) + used_s
-
-
-class _Timed:
-    """Awaits `work`, and tells `count` the CPU time of each of its steps, in seconds."""
-
-    def __init__(self, work: Awaitable[None], count: Callable[[float], None]) -> None:
-        self._work = work
-        self._count = count
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        steps = self._work.__await__()
-        sent: Any = None
-        error: BaseException | None = None
-        while True:
-            began_s = time.thread_time()
-            try:
-                awaited = steps.send(sent) if error is None else steps.throw(error)
-            except StopIteration:
-                return
-            finally:
-                self._count(time.thread_time() - began_s)
-            sent = error = None
-            try:
-                sent = yield awaited
-            except BaseException as raised:  # noqa: BLE001 - it is passed on
-                error = raised

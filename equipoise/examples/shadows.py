@@ -23,7 +23,7 @@ Part = Literal["reported", "desired"]
 
 @app.put("/devices/{device}/{part}")
 @shadows.route("device")
-async def change(device: str, part: Part, values: dict[str, float], shadow: Shadow) -> Shadow:
+async def change(device: str, shadow: Shadow, part: Part, values: dict[str, float]) -> Shadow:
     """Note values. Once this has answered, they are saved."""
     getattr(shadow, part).update(values)
     return shadow

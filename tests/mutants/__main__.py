@@ -22,7 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.channels import admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt
+from tests.channels import (
+    admin_hunt,
+    compaction_hunt,
+    deposed_leader_hunt,
+    keyed_hunt,
+    power_loss_hunt,
+)
 from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
@@ -33,7 +39,7 @@ BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
 HUNTS = {
     hunt.SCENARIO: (hunt.__name__,)
-    for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt)
+    for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, keyed_hunt, power_loss_hunt)
 }
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)

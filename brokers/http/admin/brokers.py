@@ -331,6 +331,8 @@ def _load_document(load: BundleLoad) -> dict[str, float]:
     document = {
         "calls_per_second": load.calls_per_second,
         "bytes_per_second": load.bytes_per_second,
+        "cpu_seconds_per_second": load.cpu_seconds_per_second,
+        "wall_seconds_per_second": load.wall_seconds_per_second,
         "sessions": load.sessions,
     }
     messaging = load.messaging

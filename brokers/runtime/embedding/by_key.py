@@ -473,6 +473,9 @@ async def refuse_call(
         status = HTTPStatus.MISDIRECTED_REQUEST
     elif isinstance(error, BrokerUnreachable) and error.in_doubt:
         status, outcome = HTTPStatus.BAD_GATEWAY, RequestOutcome.UNKNOWN
+    text = str(error)
+    if isinstance(error, UnknownNamespace):
+        text += ". If a Keyed or Tasks of this program has it, give that to Equipoise"
     await refuse(
-        send, status, str(error), type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value}
+        send, status, text, type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value}
     )

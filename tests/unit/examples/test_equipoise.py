@@ -77,6 +77,12 @@ async def work_on(shard: Shard) -> None:
     """Do nothing."""
 
 
+SHOWN_LOAD = (
+    "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, cpu_seconds_per_second=0.0,"
+    " wall_seconds_per_second=0.0, sessions=2, messaging=None)"
+)
+
+
 def shown() -> dict[str, tuple[object, str]]:
     """Return an object of each public class, with a pattern of what a debugger shows of it."""
     with Cluster(Visits, brokers=1) as cluster:
@@ -99,7 +105,7 @@ def shown() -> dict[str, tuple[object, str]]:
         ),
         "BundleLoad": (
             BundleLoad(sessions=2),
-            "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, sessions=2, messaging=None)",
+            SHOWN_LOAD,
         ),
         "Client": (client, "<Client of http://***@one:8080, http://two:8080, not running>"),
         "ClientInThread": (

@@ -165,11 +165,12 @@ def test_cpu_use_is_known_after_half_a_window_and_leaves_out_bursts() -> None:
 
 def test_a_load_without_messaging_figures_is_converted() -> None:
     """A call counts as an incoming message, a session as a consumer. Without bytes, each call
-    counts as bytes, but not on the network.
+    counts as bytes, but not on the network. So does CPU time, with and without bytes.
     """
     loads = {
         "a": BundleLoad(calls_per_second=2, bytes_per_second=500, sessions=7),
         "b": BundleLoad(calls_per_second=2),
+        "hot": BundleLoad(bytes_per_second=80, cpu_seconds_per_second=0.001),
     }
     expected = [
         BundleTraffic(
@@ -181,13 +182,14 @@ def test_a_load_without_messaging_figures_is_converted() -> None:
             bundle="b",
             traffic=Traffic(bytes_in_per_second=2 * BYTES_PER_CALL, messages_in_per_second=2),
         ),
+        BundleTraffic(bundle="hot", traffic=Traffic(bytes_in_per_second=80 + 10 * BYTES_PER_CALL)),
     ]
     _, carried = settled(loads)
     assert [
         replace(bundle, cost=cost)
         for bundle, cost in zip(expected, costs_of(loads.values()), strict=True)
     ] == carried.bundles()
-    assert (580, 160) == carried_bytes({**loads, "c": BundleLoad(messaging=MESSAGING)})
+    assert (660, 160) == carried_bytes({**loads, "c": BundleLoad(messaging=MESSAGING)})
 
 
 def test_a_broker_without_bundles_has_a_sample() -> None:

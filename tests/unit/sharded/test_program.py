@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import FastAPIError
 
 from equipoise import Equipoise, Keyed, Shard, Tasks
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -114,6 +116,32 @@ async def running(app: Any) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ANN401
         living.cancel()
 
 
+async def test_a_program_whose_endpoint_gets_no_object_does_not_start() -> None:
+    """Its decorators are in the wrong order, or its `Keyed` is not given to `Equipoise`."""
+
+    async def visit(name: str, page: Page) -> int:
+        return page.visits
+
+    def routed(app: FastAPI, router: APIRouter, keyed: Keyed[Page]) -> None:
+        router.post("/{name}")(keyed.route("name")(visit))
+
+    def above(app: FastAPI, router: APIRouter, keyed: Keyed[Page]) -> None:
+        keyed.route("name")(app.post("/{name}")(visit))
+
+    for write, is_given, problem in (
+        (above, True, r"visit gets no object of web/pages: `route` stands above the decorator"),
+        (routed, False, r"visit cannot be called: the objects of web/pages are not served"),
+    ):
+        app, router, keyed = FastAPI(), APIRouter(), pages()
+        with contextlib.suppress(FastAPIError):
+            write(app, router, keyed)
+        app.include_router(router, prefix="/visits")
+        program(*[keyed] if is_given else [Tasks("a/b", crawl)], address=ADDRESS).install(app)
+        with pytest.raises(CallerError, match=problem):
+            async with running(app):
+                """It does not start."""
+
+
 async def without_object(name: str) -> str:
     return name
 
@@ -126,7 +154,11 @@ async def without_key(page: Page) -> int:
     return page.visits
 
 
-@pytest.mark.parametrize("endpoint", [without_object, without_key, not_async])
+async def object_first(page: Page, name: str) -> int:
+    return page.visits
+
+
+@pytest.mark.parametrize("endpoint", [without_object, without_key, not_async, object_first])
 def test_an_endpoint_that_cannot_be_routed_is_named(endpoint: Callable[..., Any]) -> None:
     with pytest.raises(CallerError, match=r"write it as `async def \w+\(name: str, state: Page\)`"):
         pages().route("name")(endpoint)
@@ -138,7 +170,7 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
 
     @router.post("/visits/{name}/{much}")
     @keyed.route("name")
-    async def visit(name: str, page: Page, much: int) -> int:
+    async def visit(name: Annotated[str, "the page"], page: Page, much: int) -> int:
         page.visits += much
         if much > 9:
             raise ValueError(much)
@@ -158,7 +190,9 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
             assert answer == (visited.json() if visited.is_success else None)
         assert (await client.get("/equipoise/ready")).is_success
         assert ["web/pages"] == (await client.get("/equipoise/admin/v2/namespaces/web")).json()
-        assert (await client.post("/visits/" + "k" * 1_100 + "/1")).status_code == 400
+        for key in ("k" * 10_000, "%FF%FE"):
+            assert (await client.post(f"/visits/{key}/1")).status_code == 400
+        assert (await client.post("/visits//1")).status_code == 404
 
 
 async def test_a_wrapped_app_of_any_framework_is_installed() -> None:
@@ -177,3 +211,40 @@ async def test_a_wrapped_app_of_any_framework_is_installed() -> None:
     wrapped = program(keyed, address=ADDRESS).wrap(app, keys={"/visits/{key}": NAMESPACE})
     async with running(wrapped) as client:
         assert [1, 2] == [(await client.post("/visits/home")).json() for _ in range(2)]
+
+
+async def test_a_key_of_a_namespace_that_nobody_gave_names_the_remedy() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        raise ValueError("not called")
+
+    given = Keyed("web/others", Page, shards=1)
+    wrapped = program(given, address=ADDRESS).wrap(app, keys={"/visits/{key}": NAMESPACE})
+    async with running(wrapped) as client:
+        answer = await client.post("/visits/home")
+        assert (answer.status_code, "give that to Equipoise" in answer.text) == (404, True)
+
+
+async def test_a_store_that_fails_is_answered_503_with_the_reason() -> None:
+    class BrokenStore:
+        async def load(self, namespace: str, key: str) -> bytes | None:
+            if key == "broken":
+                raise OSError("disk is on fire")
+            return None
+
+        async def save(self, namespace: str, key: str, state: bytes, *, token: int) -> None:
+            """Keep nothing."""
+
+    app, keyed = FastAPI(), Keyed(NAMESPACE, Page, shards=1, store=BrokenStore())
+
+    @app.post("/visits/{name}")
+    @keyed.route("name")
+    async def visit(name: str, page: Page) -> int:
+        page.visits += 1
+        return page.visits
+
+    program(keyed, address=ADDRESS).install(app)
+    async with running(app) as client:
+        broken = await client.post("/visits/broken")
+        assert (broken.status_code, "disk is on fire" in broken.text) == (503, True)
+        assert broken.headers["x-equipoise-outcome"] == "not-started"
+        assert (await client.post("/visits/home")).json() == 1

@@ -135,16 +135,24 @@ def test_a_task_that_returns_is_done(equipoise_cluster: MakeCluster) -> None:
     assert [bundle, bundle] == runs
 
 
-def test_the_load_of_a_shard_is_the_cpu_time_of_its_task(equipoise_cluster: MakeCluster) -> None:
+def test_the_load_of_a_shard_is_the_time_of_its_task(equipoise_cluster: MakeCluster) -> None:
+    """Its CPU time, and the time since it was asked last that it runs."""
+
     async def work(shard: Shard) -> None:
         if shard.bundle.low == 0:
             end_s = time.thread_time() + 0.01
             while time.thread_time() < end_s:
                 pass
+            await asyncio.sleep(1_000_000)
 
     cluster = equipoise_cluster(lambda: Tasks(NAMESPACE, work), brokers=1)
     busy, idle = cluster.create(NAMESPACE, bundles=2)
     for bundle in (busy, idle):
         cluster.give(bundle, "broker-1")
     loads = cluster.service("broker-1").load()
-    assert loads[busy].calls_per_second > 10 * loads[idle].calls_per_second > 0
+    assert loads[busy].cpu_seconds_per_second > 10 * loads[idle].cpu_seconds_per_second > 0
+    time.sleep(0.01)
+    loads = cluster.service("broker-1").load()
+    assert loads[busy].cpu_seconds_per_second == 0
+    assert loads[busy].wall_seconds_per_second == pytest.approx(1, rel=0.5)
+    assert loads[idle].wall_seconds_per_second == 0

@@ -107,12 +107,18 @@ def test_the_view_defines_owners_and_reports_define_weights() -> None:
 
 
 def test_costs_are_counted_in_calls() -> None:
-    """16 KiB and a hundred sessions each cost a call, in addition to the cost of an idle bundle."""
+    """0.1 ms of CPU time, 16 KiB, and a hundred sessions or calls in progress each cost a call, in
+    addition to the cost of an idle bundle.
+    """
     assert IDLE_COST == costs_of([BundleLoad()])[0]
-    assert (
-        IDLE_COST + 4 + 3 + 2
-        == costs_of([BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200)])[0]
+    load = BundleLoad(
+        calls_per_second=4,
+        bytes_per_second=3 * 16_384,
+        cpu_seconds_per_second=0.5,
+        wall_seconds_per_second=100,
+        sessions=200,
     )
+    assert IDLE_COST + 4 + 3 + 5_000 + 1 + 2 == costs_of([load])[0]
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
