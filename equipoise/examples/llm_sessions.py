@@ -38,7 +38,7 @@ caches = OrderedDict[str, int]()  # Stands for the caches of a model: the messag
 
 @app.post("/conversations/{name}")
 @conversations.route("name")
-async def talk(name: str, message: str, conversation: Conversation) -> Reply:
+async def talk(name: str, conversation: Conversation, message: str) -> Reply:
     """Answer a message. One message of a conversation is answered at a time."""
     conversation.messages.append(message)
     read = len(conversation.messages) - min(caches.pop(name, 0), len(conversation.messages) - 1)
