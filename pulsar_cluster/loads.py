@@ -98,7 +98,7 @@ class LoadReports:
                         f"its load report is not plausible and does not count: {error}"
                     )
         elif report.topic == TOP_BUNDLES:
-            for bundle in self.top.pop(broker, _NO_TOP).faulty:
+            for bundle in sorted(self.top.pop(broker, _NO_TOP).faulty):
                 self.problems.pop(bundle, None)
             if report.value is not None:
                 self.top[broker] = self._top_bundles(report, report.value)

@@ -23,7 +23,7 @@ from equipoise.brokers.pulsar.schemas import ClusterSchemas
 from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.session import Parts, Session
-from equipoise.brokers.pulsar.topics.dispatch import Arrivals
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals
 from equipoise.brokers.pulsar.topics.names import PULSAR
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.runtime.listening import listen

@@ -8,8 +8,8 @@ from hashlib import shake_128
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Refusal
-from equipoise.brokers.pulsar.topics.dispatch import Entry
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits

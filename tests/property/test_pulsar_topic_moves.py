@@ -9,7 +9,7 @@ import base64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.pulsar.topics.dispatch import Entry
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable, is_complete
 from equipoise.brokers.pulsar.topics.keys import SLOTS, slot_of
 from equipoise.brokers.pulsar.topics.topic import (

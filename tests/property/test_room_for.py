@@ -7,8 +7,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.clients import Consumer
-from equipoise.brokers.pulsar.topics.dispatch import Entry, KeySharing, dispatcher
+from equipoise.brokers.pulsar.topics.dispatch import KeySharing, dispatcher
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.pulsar_speech import entry
 from tests.pulsar.topics import make_consumer, sticky

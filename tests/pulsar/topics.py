@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.clients import Consumer, Link, Meter, Producer, Refusal
-from equipoise.brokers.pulsar.topics.dispatch import Entry
 from equipoise.brokers.pulsar.topics.topic import (
     Outcome,
     SubscriptionState,

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from equipoise.brokers.pulsar.topics.dispatch import Entry
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.channel.core.errors import PeerError

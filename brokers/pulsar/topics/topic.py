@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
 from equipoise.brokers.pulsar.topics.clients import (
     ActiveChange,
     Consumer,
@@ -37,9 +38,7 @@ from equipoise.brokers.pulsar.topics.clients import (
 )
 from equipoise.brokers.pulsar.topics.dispatch import (
     PERMITS_MAX,
-    Arrivals,
     Delivery,
-    Entry,
     Subscription,
     wants_stripes,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equipoise.brokers.pulsar.closed import ClosedBundles, Left
-from equipoise.brokers.pulsar.topics.dispatch import Entry
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import orjson
 import pytest
 
-from equipoise.brokers.pulsar.topics.dispatch import Entry
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import (
     HANDOVER_BYTES_MAX,
     NAMES_OF_TOPIC_MAX,

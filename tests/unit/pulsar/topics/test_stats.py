@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.clients import Meter
-from equipoise.brokers.pulsar.topics.dispatch import Entry
 from equipoise.brokers.pulsar.topics.stats import kind_name, topic_stats
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Entry
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.topics import (
     delivered,
@@ -63,7 +64,7 @@ def test_the_slot_of_an_entry_is_computed_once(monkeypatch: pytest.MonkeyPatch) 
         asked.append(block)
         return 7
 
-    monkeypatch.setattr("equipoise.brokers.pulsar.topics.dispatch.slot_of", slot_of)
+    monkeypatch.setattr("equipoise.brokers.pulsar.topics.arrivals.slot_of", slot_of)
     topic, producer = produced()
     joined(topic, "a", "shared", SHARED)
     send(topic, producer, b"1")
