@@ -9,18 +9,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from equipoise.brokers.agent.requests import CreateNamespace, Transfer
+from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.pulsar.service import PulsarService
-from equipoise.brokers.runtime.broker import Broker
-from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.tls import (
@@ -31,16 +27,13 @@ from equipoise.brokers.security.tls import (
     TlsFiles,
     client_context,
 )
-from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from tests.tls.authority import HOST, Authority, replaced
+from tests.tls.brokers import NAMESPACE, PATIENCE_MS, TOPIC, secure_brokers
 
 pytestmark = pytest.mark.integration
 
-NAMESPACE = "public/default"
-TOPIC = f"non-persistent://{NAMESPACE}/orders"
-PATIENCE_MS = 60_000
 MESSAGES = 400
 STATE = b"0123456789abcdef" * 8_192
 """128 KiB: too large for a record, so the next owner fetches it."""
@@ -79,36 +72,6 @@ class Heavy(Service):
         return STATE
 
 
-@asynccontextmanager
-async def cluster(
-    folder: Path, authority: Authority, services: list[Service], **tls: bool
-) -> AsyncIterator[list[Worker]]:
-    """Yield ready brokers that share one log, each with a certificate of its own, and one
-    namespace.
-    """
-    log_url = f"sqlite:{folder / 'channel.db'}"
-    async with AsyncExitStack() as parts:
-        workers = []
-        for number, service in enumerate(services):
-            own = {
-                "log_url": log_url,
-                "data_dir": folder / f"data-{number}",
-                "broker_id": f"broker-{number}",
-            }
-            own |= {"http_port": 0, "balance": False}
-            own |= {"pulsar_port": 0} if isinstance(service, PulsarService) else {}
-            config = WorkerConfig.model_validate(
-                own | authority.settings(f"broker-{number}", **tls)
-            )
-            workers.append(await parts.enter_async_context(Broker(config, {"*": service})))
-            await workers[-1].ready(timeout_ms=PATIENCE_MS)
-        await workers[0].request(
-            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
-        )
-        await workers[0].until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
-        yield workers
-
-
 def is_owned(view: View) -> bool | None:
     """Return whether the bundle is owned and does not move."""
     bundles = view.bundles_of(NAMESPACE)
@@ -137,7 +100,7 @@ async def test_a_peer_with_a_certificate_of_another_ca_is_not_trusted(tmp_path: 
     """The state is lost, as if its owner were dead, and the reason is there for the service."""
     services = [Heavy(), Heavy()]
     own, foreign = Authority(tmp_path / "ca"), Authority(tmp_path / "foreign")
-    async with cluster(tmp_path, own, list(services)) as workers:
+    async with secure_brokers(tmp_path, own, list(services)) as workers:
         certificate, key = own.issue("x")
         trusted = client_context(TlsFiles(certificate=certificate, key=key, ca=foreign.ca))
         for worker in workers:
@@ -163,7 +126,7 @@ async def test_http_serves_clients_that_trust_the_ca(tmp_path: Path) -> None:
     """Others notice the wrong CA or host; a renewed certificate is used without a restart."""
     authority = Authority(tmp_path / "ca")
     async with (
-        cluster(tmp_path, authority, [Heavy()]) as (worker,),
+        secure_brokers(tmp_path, authority, [Heavy()]) as (worker,),
         aiohttp.ClientSession() as session,
     ):
         url = worker.profile.addresses["https"]
@@ -202,7 +165,7 @@ async def test_a_pulsar_client_follows_its_topic(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     certificate, key = authority.issue("client", "client@test")
     services: list[Service] = [PulsarService(), PulsarService()]
-    async with cluster(tmp_path, authority, services, is_mutual=True) as workers:
+    async with secure_brokers(tmp_path, authority, services, is_mutual=True) as workers:
         url = workers[0].profile.addresses["pulsar+ssl"]
         words = (url, TOPIC, authority.ca, certificate, key, MESSAGES)
         client = await asyncio.create_subprocess_exec(
@@ -227,7 +190,7 @@ async def test_a_pulsar_client_follows_its_topic(tmp_path: Path) -> None:
 async def test_a_pulsar_client_that_does_not_trust_the_ca_is_refused(tmp_path: Path) -> None:
     """The broker counts it."""
     foreign = Authority(tmp_path / "foreign")
-    async with cluster(tmp_path, Authority(tmp_path / "ca"), [PulsarService()]) as (worker,):
+    async with secure_brokers(tmp_path, Authority(tmp_path / "ca"), [PulsarService()]) as (worker,):
         words = (worker.profile.addresses["pulsar+ssl"], TOPIC, foreign.ca, "", "", 1)
         client = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)),
@@ -253,7 +216,7 @@ async def test_commands_and_clients_use_the_environment(
     """With mutual TLS they need the CA and a certificate, and say so."""
     authority = Authority(tmp_path / "ca")
     certificate, key = authority.issue("operator", "operator@test")
-    async with cluster(tmp_path, authority, [Heavy()], is_mutual=True) as (worker,):
+    async with secure_brokers(tmp_path, authority, [Heavy()], is_mutual=True) as (worker,):
         url = worker.profile.addresses["https"]
         code, row = await status(url, {})
         assert (3, True) == (code, "its certificate is refused" in row and CA_VARIABLE in row)

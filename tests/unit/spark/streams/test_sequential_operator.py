@@ -163,6 +163,17 @@ def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert at_once(parts) == rows
 
 
+def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's cache may be outdated."""
+    parts, state = batches(3), State()
+    rows: list[Emitted] = []
+    caches: list[dict[str, sequential_operator.Kept]] = [{}, {}]
+    for place, part in enumerate(parts):
+        monkeypatch.setattr(sequential_operator, "_kept", caches[place // 2 % 2])
+        rows += Worker(state).run(part)
+    assert at_once(parts) == rows
+
+
 def test_a_restart_continues_from_the_state() -> None:
     parts, state = batches(4), State()
     rows = [
