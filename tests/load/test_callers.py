@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from tests.load.callers import Answer, Caller, Client, StubbornCaller, Tally
+from tests.load.callers import Answer, Caller, Client, Tally
 
 A, B, C = "http://a", "http://b", "http://c"
 DONE = Answer(status=200, broker="a", token=1, value=1)
@@ -88,35 +88,3 @@ def test_a_call_goes_on_until_it_is_acknowledged() -> None:
     assert 2 == script.requests
     assert not script.answers
     assert script.tally.longest_pause_ms >= 3 * 25
-
-
-def test_redirects_in_a_circle_are_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many redirects in a row a caller pauses before it goes on."""
-    pauses: list[float] = []
-
-    async def note(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr("asyncio.sleep", note)
-    call(*[redirect(B), redirect(A)] * 20, DONE)
-    assert 2 <= len(pauses) <= 4
-
-
-async def test_a_caller_stays_with_the_owner_that_it_found() -> None:
-    """The next call goes to the broker that acknowledged the last one."""
-    script = Script(answers=[redirect(B), DONE, DONE])
-    caller = Caller(client=cast("Client", script), name="c", key="t/n/k", random=Random(0), owner=A)
-    await caller.increment()
-    await caller.increment()
-    assert [A, B, B] == script.targets
-
-
-async def test_a_stubborn_caller_asks_former_owners_too() -> None:
-    """It calls every owner that it has heard of, and follows and repeats nothing."""
-    script = Script(answers=[redirect(B), DONE, *[redirect(C)] * 60], brokers=(A,))
-    caller = StubbornCaller(client=cast("Client", script), name="s", key="t/n/k", random=Random(0))
-    for _ in range(62):
-        await caller.increment()
-    assert 62 == script.requests
-    assert [A, B] == script.targets[:2]
-    assert {B, C} == set(script.targets[3:])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import replace
-from datetime import UTC, timedelta, timezone
+from datetime import UTC
 from html.parser import HTMLParser
 
 import pytest
@@ -34,13 +33,10 @@ from equipoise.spark_jobs.report.figures import (
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import (
     LIGHT,
-    draw_cpu,
-    draw_owned,
     draw_pauses,
     plots,
     short_names,
 )
-from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 BEGAN_MS = 1_763_740_000_000
 PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
@@ -302,17 +298,6 @@ def test_a_page_without_rows_states_what_is_missing(report: Report, shows: tuple
     assert () == plots(report, UTC)
 
 
-def test_pictures_are_drawn_for_light_and_dark_pages() -> None:
-    """Both have one size. The same figures make the same bytes."""
-    drawn = plots(FULL, UTC)
-    assert ["ownership", "cpu", "owned", "moves", "pauses"] == [plot.name for plot in drawn]
-    for plot in drawn:
-        sizes = [struct.unpack(">II", data[16:24]) for data in (plot.light, plot.dark)]
-        assert sizes[0] == sizes[1]
-        assert plot.light != plot.dark
-    assert drawn == plots(FULL, UTC)
-
-
 @pytest.mark.parametrize("broker", ["b$_$", "a$x^$", "$", r"a\$b$"])
 def test_names_in_pictures_are_not_formulas(broker: str) -> None:
     """A name with dollars is drawn as it is: in the strip chart, its legend, above it, and beside a
@@ -345,32 +330,6 @@ def test_names_in_pictures_are_not_formulas(broker: str) -> None:
         owned=grid,
     )
     assert ["ownership", "cpu", "owned"] == [plot.name for plot in plots(report, UTC)]
-
-
-@pytest.mark.parametrize("hours", [-12, 0, 14])
-def test_a_damaged_row_may_hold_the_last_time_of_the_year_9999(hours: int) -> None:
-    """Page and pictures are made all the same, in any zone."""
-    zone, period = timezone(timedelta(hours=hours)), Period(from_ms=BEGAN_MS, to_ms=TIME_MS_MAX + 1)
-    death = replace(FULL.deaths.shown[0], at_ms=TIME_MS_MAX)
-    report = replace(FULL, held=period, period=period, deaths=Few(shown=(death,), count=1))
-    drawn = plots(report, zone)
-    assert 5 == len(drawn)
-    assert "9999-12-3" in page(report, drawn, zone=zone, written_ms=BEGAN_MS)
-
-
-@pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
-def test_the_heat_maps_have_one_width(most: float) -> None:
-    """They stand one above the other, so a column is the same time in both for any numbers on their
-    scales.
-    """
-    report = replace(FULL, owned=Grid(brokers=("b1",), rows=((most,) * BINS,)))
-    edges = []
-    with LIGHT.applied():
-        for draw in (draw_cpu, draw_owned):
-            figure = draw(report, LIGHT, UTC)
-            figure.draw_without_rendering()
-            edges.append([round(edge, 3) for edge in figure.axes[0].get_position().intervalx])
-    assert edges[0] == edges[1]
 
 
 def test_names_in_pictures_are_short_and_differ() -> None:

@@ -16,7 +16,6 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.resuming import resumed
-from equipoise.spark_jobs.archive.tables.small_files import compact_table
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
@@ -143,30 +142,6 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path, cell: bytes | None) -> None
     ) as told:
         resumed(archive, manifest)
     assert str(archive.path) == told.value.archive
-
-
-def test_files_that_are_compacted_meanwhile_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process compacts between the listing of the files and their reading."""
-    walk = Walk(21)
-    arrivals = arrivals_of(walk.step() for _ in range(50))
-    archive = archived(tmp_path, [arrivals[first : first + 10] for first in range(0, 50, 10)])
-    expected = begun_of(archive)
-    listed, looks = Archive.files, list[Table]()
-
-    def files(
-        self: Archive, table: Table, *, first_day: str = "", last_day: str = "9"
-    ) -> tuple[Path, ...]:
-        found = listed(self, table, first_day=first_day, last_day=last_day)
-        looks.append(table)
-        if table is Table.RECORDS:
-            compact_table(self, table, files_min=2, last_day_files_min=2)
-        return found
-
-    monkeypatch.setattr(Archive, "files", files)
-    assert expected == begun_of(archive)
-    assert 2 == looks.count(Table.RECORDS)
 
 
 def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from equipoise.spark_jobs.archive.tables.layout import day_folder
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
-from equipoise.spark_jobs.archive.tables.sink import locked, open_sink
+from equipoise.spark_jobs.archive.tables.sink import locked
 from equipoise.spark_jobs.archive.tables.small_files import (
     BATCHES_BETWEEN,
     FILES_MAX,
@@ -28,8 +28,8 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from tests.channels.walk import Walk
-from tests.spark.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
-from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row, written
+from tests.spark.archived import NOON_MS, archived, arrivals_of
+from tests.unit.spark.test_archive_tables import DAY_MS, offsets, record, written
 
 BATCHES = 6
 EACH = 3
@@ -157,39 +157,6 @@ def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
     with pytest.raises(ArchiveDamaged, match=path.name):
         run_compact(CompactOptions(archive=tmp_path), Screen(result=print, note=print))
     assert before == [name for name in names(archive) if not name.endswith(".part")]
-
-
-def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> None:
-    """Other days and other tables are joined, and the damaged day once its file is whole again."""
-    days, each, screen = 4, 5, Screen(result=print, note=print)
-    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
-        checkpointed(sink)
-        for batch in range(days * each):
-            at_ms = NOON_MS + batch // each * DAY_MS
-            sink.write(
-                batch,
-                as_rows(
-                    [record(batch, at_ms=at_ms), row(Table.TRANSFERS, batch, 0, {}, at_ms=at_ms)]
-                ),
-            )
-    archive = Archive(tmp_path)
-    path = archive.files(Table.RECORDS)[each]
-    whole, before = path.read_bytes(), offsets(archive)
-    path.write_bytes(whole[:-4])
-
-    def files(table: Table) -> list[int]:
-        return [
-            len(archive.files(table, first_day=day, last_day=day)) for day in archive.days(table)
-        ]
-
-    compact_beside(archive, "archive", BATCHES_BETWEEN - 1)
-    assert [1, each, 1, each] == files(Table.RECORDS)
-    with pytest.raises(ArchiveDamaged, match=path.name):
-        run_compact(CompactOptions(archive=tmp_path), screen)
-    assert ([1, each, 1, 2], [1, 1, 1, 2]) == (files(Table.RECORDS), files(Table.TRANSFERS))
-    path.write_bytes(whole)
-    assert 0 == run_compact(CompactOptions(archive=tmp_path), screen)
-    assert ([1, 1, 1, 2], before) == (files(Table.RECORDS), offsets(archive))
 
 
 def test_a_file_in_the_place_of_a_folder_is_damage(tmp_path: Path) -> None:
