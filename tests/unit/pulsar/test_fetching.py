@@ -70,30 +70,10 @@ async def test_a_failed_fetch_is_tried_again(
         assert (2, 0) == (len(asked), destination.service.counts.handovers_damaged)
 
 
-def test_a_state_that_its_owner_no_longer_has_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The topics open and wait for their consumers, without the messages."""
-
-    async def nothing(_usual: Fetch, _arrival: Arrival) -> bytes | None:
-        return None
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
-            _, destination = await waiting(running)
-            with_fetches(monkeypatch, nothing)
-            await running.transfer(destination)
-            await until(lambda: destination.service.counts.handovers_damaged == 1)
-            assert 1 == await destination.metric("topics_waiting")
-
-    with caplog.at_level(logging.WARNING):
-        run(story)
-    assert "its former owner is gone or no longer has it" in caplog.text
-
-
 def test_a_state_without_room_is_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The topics open and wait for their consumers, without the messages."""
     settings = Settings(topics=HASTY, closed_bytes_max=100)
 
     async def story() -> None:
@@ -102,10 +82,12 @@ def test_a_state_without_room_is_counted_and_logged(
             await running.transfer(destination)
             await until(lambda: destination.service.counts.handovers_damaged == 1)
             assert 1 == source.service.counts.dropped
+            assert 1 == await destination.metric("topics_waiting")
 
     with caplog.at_level(logging.WARNING):
         run(story)
     assert "lost 1 messages and the names of 1 topics" in caplog.text
+    assert "its former owner is gone or no longer has it" in caplog.text
 
 
 async def test_a_broker_that_stops_answers_a_slow_fetch(

@@ -171,39 +171,30 @@ async def test_a_failing_tick_disconnects_only_its_client(
 
 
 def test_a_pool_counts_bytes_by_holder() -> None:
+    """The current holders have equal shares."""
     pool = Pool[str](bytes_max=10)
-    pool.hold("a", 6)
-    pool.hold("b", 4)
-    assert (10, False) == (pool.bytes, pool.is_exceeded)
-    pool.hold("a", 7)
-    assert (11, True, 7) == (pool.bytes, pool.is_exceeded, pool.held_by("a"))
-    pool.hold("a", 0)
-    assert (4, False, 0) == (pool.bytes, pool.is_exceeded, pool.held_by("a"))
+    for holder, bytes_, expected in (
+        ("a", 6, (6, False, 10)),
+        ("b", 4, (10, False, 5)),
+        ("a", 7, (11, True, 5)),
+        ("a", 0, (4, False, 10)),
+    ):
+        pool.hold(holder, bytes_)
+        assert expected == (pool.bytes, pool.is_exceeded, pool.share_bytes)
+    assert (0, 4) == (pool.held_by("a"), pool.held_by("b"))
+    assert (False, True) == (pool.would_exceed(6), pool.would_exceed(7))
 
 
 def test_the_oldest_holder_above_its_share_has_to_go() -> None:
     """A holder keeps its age until it holds nothing."""
     pool = Pool[str](bytes_max=12)
-    pool.hold("little", 1)
-    pool.hold("a", 1)
-    pool.hold("b", 6)
-    assert "b" == pool.oldest_above_share
-    pool.hold("a", 6)
-    assert "a" == pool.oldest_above_share
-    pool.hold("a", 0)
-    pool.hold("a", 6)
-    assert "b" == pool.oldest_above_share
-
-
-def test_a_pool_knows_what_would_exceed_it() -> None:
-    pool = Pool[str](bytes_max=12)
-    pool.hold("a", 10)
-    assert (False, True) == (pool.would_exceed(2), pool.would_exceed(3))
-
-
-def test_the_current_holders_share_a_pool() -> None:
-    pool = Pool[str](bytes_max=12)
-    assert 12 == pool.share_bytes
-    for holder in "abc":
-        pool.hold(holder, 1)
-    assert 4 == pool.share_bytes
+    for holder, bytes_, expected in (
+        ("little", 1, None),
+        ("a", 1, None),
+        ("b", 6, "b"),
+        ("a", 6, "a"),
+        ("a", 0, None),
+        ("a", 6, "b"),
+    ):
+        pool.hold(holder, bytes_)
+        assert expected == pool.oldest_above_share
