@@ -137,6 +137,20 @@ async def test_mistakes_are_typed_errors() -> None:
         assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
 
 
+async def test_a_call_waits_for_a_program_that_serves_its_namespace() -> None:
+    """At its end it says that there is none."""
+    log = memory()
+    async with Worker(log, {"shop/*": Keeper()}, broker_id="shop") as shop:
+        await shop.create_namespace("blog/posts", bundles=1)
+        with pytest.raises(DeadlineExceeded, match="no broker that is up serves blog/posts"):
+            await shop.route("blog/posts", "key", timeout_ms=300)
+        waiting = asyncio.create_task(shop.route("blog/posts", "key"))
+        async with Worker(log, {"blog/posts": Keeper()}, broker_id="blog"):
+            assert Peer(broker="blog", addresses={}) == await waiting
+        with pytest.raises(DeadlineExceeded, match="no broker that is up serves blog/posts"):
+            await shop.route("blog/posts", "key", timeout_ms=300)
+
+
 async def test_a_drained_worker_stays_and_routes_to_the_new_owners() -> None:
     """A second drain changes nothing."""
     log, stays = memory(), Keeper()

@@ -19,6 +19,7 @@ import pytest
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.balancing.saved_plans import SavedPlan, facts_of
 from equipoise.brokers.decision_log import newest_decisions
+from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
 from equipoise.shedder.plan import Move
@@ -52,6 +53,20 @@ def test_a_plan_does_not_need_readable_decisions(log: str) -> None:
         True,
         result.exit_code,
     )
+
+
+def test_a_plan_names_the_namespaces_that_no_broker_serves(tmp_path: Path) -> None:
+    channel = uneven_channel(brokers="ab")
+    channel.join("c", serves=["tenant/*"])
+    channel.create(namespace="shop/carts")
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+    log = loaded(channel, tmp_path / "before", UNEVEN)
+    assert "serves" not in run("plan", log=log).stdout
+    for broker in "ab":
+        channel.accept(propose.draining(channel.author(broker), channel.broker(broker)))
+    log = loaded(channel, tmp_path / "after", UNEVEN)
+    assert "no broker that is up serves shop/carts\n" in run("plan", log=log).stdout
 
 
 # --- plans that are carried out ---
