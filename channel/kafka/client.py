@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -62,6 +63,7 @@ __all__ = [
     "Message",
     "PartitionConsumer",
     "PartitionProducer",
+    "Taken",
     "TransactionalProducer",
 ]
 
@@ -362,11 +364,6 @@ def _tls_problem(problem: str, settings: Mapping[str, str]) -> str | None:
     return None
 
 
-def _is_about_the_group(message: Message) -> bool:
-    error = message.error()
-    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
-
-
 def _read_of(topic: str) -> str:
     return f"Read on the topic {topic}"
 
@@ -544,6 +541,19 @@ class Administrator:
                 raise self._clients.explained(error, needed=needed) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Messages with their offsets, and what else Kafka said with them.
+
+    Everything below `reached` is here, came before or is a gap; it is -1 if Kafka told no offset.
+    `failure` is why no more messages will come.
+    """
+
+    messages: Sequence[tuple[int, Message]] = ()
+    reached: int = -1
+    failure: KafkaFailed | None = None
+
+
 class PartitionConsumer:
     """A consumer of the one partition of a topic. One thread at a time."""
 
@@ -559,29 +569,30 @@ class PartitionConsumer:
         self._is_started = True
         self._consumer.assign([TopicPartition(self._topic, PARTITION, offset)])
 
-    def take(self, limit: int, *, timeout_ms: int) -> Sequence[Message]:
+    def take(self, limit: int, *, timeout_ms: int) -> Taken | None:
         """Wait for a message, then return it and others already fetched, at most `limit`. Return
-        nothing after `timeout_ms`.
+        None after `timeout_ms`.
 
-        The library looks for the coordinator of its group, which is not needed: a failure of that
-        is left out.
+        Two errors are no failure: one that passes, as the library tries again, and one about the
+        coordinator of a group, which is not needed.
         """
         first = self._consumer.poll(timeout_ms / 1_000)
         if first is None:
-            return ()
-        return [
-            message
-            for message in (first, *self._consumer.consume(limit - 1, 0))
-            if not _is_about_the_group(message)
-        ]
-
-    def failed(self, error: KafkaError) -> KafkaFailed | None:
-        """Translate the error of a message. Return None if it marks the end of the partition."""
-        return (
-            None
-            if error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
-            else self._clients.failed(error, needed=_read_of(self._topic))
-        )
+            return None
+        messages: list[tuple[int, Message]] = []
+        reached, failure = -1, None
+        for message in (first, *self._consumer.consume(limit - 1, 0)):
+            error, offset = message.error(), message.offset()
+            if error is None:
+                assert offset is not None, "an event that is no message has an error"
+                messages.append((offset, message))
+                reached = offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                reached = max(reached, offset or 0)
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                failed = self._clients.failed(error, needed=_read_of(self._topic))
+                failure = failure if failed.trouble is Trouble.AWAY else failed
+        return Taken(messages=messages, reached=reached, failure=failure)
 
     def bounds(self, *, timeout_ms: int) -> Bounds:
         """Return the bounds of the partition, as its leader reports them now. Raises

@@ -49,7 +49,7 @@ from equipoise.channel.core.log import (
 )
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.kafka.answers import KafkaFailed, Sent, Trouble
-from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer
+from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer, Taken
 from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
@@ -276,19 +276,16 @@ class KafkaLog:
         with closing(self._clients.consumer(self._address.topic)) as reader:
             reader.start_at(position)
             while remaining_ms := deadline.remaining_ms():
-                for message in reader.take(READ_ENTRIES_MAX, timeout_ms=remaining_ms):
-                    error = message.error()
-                    if error is not None:
-                        failed = reader.failed(error)
-                        if failed is not None:
-                            raise self._error(failed)
-                        return None
-                    offset, (_, at_ms) = message.offset(), message.timestamp()
-                    if offset is None or offset >= below:
-                        return None
-                    if from_ms <= at_ms <= to_ms:
+                taken = reader.take(READ_ENTRIES_MAX, timeout_ms=remaining_ms) or Taken()
+                for offset, message in taken.messages:
+                    _, at_ms = message.timestamp()
+                    if offset < below and from_ms <= at_ms <= to_ms:
                         return offset, at_ms
                     deadline = Deadline.after(timeout_ms=READ_MS_MAX)
+                if taken.reached >= below:
+                    return None
+                if taken.failure is not None:
+                    raise self._error(taken.failure)
         problem = f"the entry at offset {position} did not arrive within {deadline.timeout_ms} ms"
         raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
 

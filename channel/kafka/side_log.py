@@ -19,6 +19,7 @@ from equipoise.channel.kafka.client import (
     Clients,
     PartitionConsumer,
     PartitionProducer,
+    Taken,
 )
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.topic import REPLICATION, described_when_made
@@ -102,17 +103,13 @@ class KafkaSideLog:
             if remaining_ms <= 0:
                 problem = f"{bounds.high - position} of its documents did not come in time"
                 raise KafkaFailed(trouble=Trouble.AWAY, problem=problem)
-            for message in consumer.take(limit, timeout_ms=remaining_ms):
-                error, offset = message.error(), message.offset()
-                failed = None if error is None else consumer.failed(error)
-                if failed is not None and failed.trouble is not Trouble.AWAY:
-                    raise failed
-                if error is None and offset is not None:
-                    position = offset + 1
-                    key = (message.key() or b"").decode(errors="replace")
-                    found.append(Kept(offset, message.timestamp()[1], key, message.value()))
-                elif offset is not None:  # The end, after a gap from compaction.
-                    position = max(position, offset)
+            taken = consumer.take(limit, timeout_ms=remaining_ms) or Taken()
+            if taken.failure is not None:
+                raise taken.failure
+            for offset, message in taken.messages:
+                key = (message.key() or b"").decode(errors="replace")
+                found.append(Kept(offset, message.timestamp()[1], key, message.value()))
+            position = max(position, taken.reached)
         self._position = position
         return found
 

@@ -186,16 +186,14 @@ class KafkaSnapshotStore:
         silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
         while reached < bounds.high:
             check()
-            messages = consumer.take(_TAKEN_MAX, timeout_ms=_TAKE_MS)
-            for message in messages:
-                error = message.error()
-                if error is None:
-                    reached = _next(message)
+            taken = consumer.take(_TAKEN_MAX, timeout_ms=_TAKE_MS)
+            if taken is not None:
+                if taken.failure is not None:
+                    raise taken.failure
+                for offset, message in taken.messages:
                     # Beyond the end there may be a part of a later transaction.
-                    done += reached <= bounds.high and _put(message, rows)
-                else:
-                    reached = max(reached, _end_told(consumer, message))
-            if messages:
+                    done += offset < bounds.high and _put(message, rows)
+                reached = max(reached, taken.reached)
                 silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
                 progress(done, None)
             elif not silence.remaining_ms():
@@ -204,23 +202,6 @@ class KafkaSnapshotStore:
                     problem=f"the snapshot's next rows did not arrive within {SILENCE_MS_MAX} ms",
                 )
         return rows
-
-
-def _next(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None, "an event that is no message has an error"
-    return offset + 1
-
-
-def _end_told(consumer: PartitionConsumer, message: Message) -> int:
-    """Return the end that an error message marks, or 0. Raises `KafkaFailed`."""
-    error = message.error()
-    failed = None if error is None else consumer.failed(error)
-    if failed is None:
-        return message.offset() or 0
-    if failed.trouble is Trouble.AWAY:  # AWAY passes: the library retries.
-        return 0
-    raise failed
 
 
 def _put(message: Message, rows: dict[bytes, bytes]) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, RECORD_BYTES_MAX, Entry
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
-from equipoise.channel.kafka.client import Message, PartitionConsumer
+from equipoise.channel.kafka.client import PartitionConsumer, Taken
 from equipoise.channel.kafka.settings import HEADER_KEY
 
 AHEAD_ENTRIES_MAX: Final = 2 * READ_ENTRIES_MAX
@@ -132,9 +132,9 @@ class Tail:
         try:
             self._consumer.start_at(self.reached)
             while self._wants_more():
-                messages = self._consumer.take(PUMPED_MAX, timeout_ms=PUMP_MS_MAX)
-                if messages:
-                    self._hand_over(messages)
+                taken = self._consumer.take(PUMPED_MAX, timeout_ms=PUMP_MS_MAX)
+                if taken is not None:
+                    self._hand_over(taken)
         except Exception as error:  # a thread that dies silently is a reader that hangs
             _logger.exception("reading ahead failed")
             self._fail(
@@ -149,31 +149,20 @@ class Tail:
             self._changed.wait_for(lambda: self._is_stopping or not self._is_full())
             return not self._is_stopping and self.failure is None
 
-    def _hand_over(self, messages: Sequence[Message]) -> None:
-        entries: list[Entry] = []
-        failure: KafkaFailed | None = None
-        reached = -1
-        for message in messages:
-            error = message.error()
-            offset = message.offset()
-            if error is None:
-                assert offset is not None, "an event that is no message has an error"
-                reached = offset + 1
-                if message.key() != HEADER_KEY:
-                    # A tombstone becomes an empty entry, which is no valid record.
-                    entries.append(Entry(offset, message.value() or b""))
-            elif (failed := self._consumer.failed(error)) is None:
-                # The end of the partition, at this offset.
-                reached = max(reached, -1 if offset is None else offset)
-            elif failed.trouble is not Trouble.AWAY:  # AWAY passes: the library retries.
-                failure = failed
+    def _hand_over(self, taken: Taken) -> None:
+        # A tombstone becomes an empty entry, which is no valid record.
+        entries = [
+            Entry(offset, message.value() or b"")
+            for offset, message in taken.messages
+            if message.key() != HEADER_KEY
+        ]
         with self._changed:
             self._entries.extend(entries)
             self._bytes += sum(len(entry.data) for entry in entries)
-            self.reached = max(self.reached, reached)
+            self.reached = max(self.reached, taken.reached)
             self.has_begun = True
             self.missed = 0
-            self.failure = self.failure or failure
+            self.failure = self.failure or taken.failure
             self._changed.notify_all()
 
     def _fail(self, failure: KafkaFailed) -> None:

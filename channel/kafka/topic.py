@@ -16,6 +16,7 @@ from equipoise.channel.kafka.client import (
     Administrator,
     PartitionConsumer,
     PartitionProducer,
+    Taken,
 )
 from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.system.deadline import Deadline
@@ -211,16 +212,12 @@ def mark(
             return
     reader.start_at(0)
     while deadline.remaining_ms():
-        for message in reader.take(1, timeout_ms=deadline.remaining_ms()):
-            error = message.error()
-            failed = None if error is None else reader.failed(error)
-            if failed is not None and failed.trouble is not Trouble.AWAY:
-                raise failed
-            if error is None:
-                _check_header(
-                    message.offset(), message.key(), message.value(), log=log, topic=topic
-                )
-                return
+        taken = reader.take(1, timeout_ms=deadline.remaining_ms()) or Taken()
+        for offset, message in taken.messages:
+            _check_header(offset, message.key(), message.value(), log=log, topic=topic)
+            return
+        if taken.failure is not None:
+            raise taken.failure
     raise KafkaFailed(
         trouble=Trouble.AWAY,
         problem=(
@@ -246,7 +243,7 @@ def _bounds_when_led(asker: PartitionConsumer, deadline: Deadline) -> Bounds:
 
 
 def _check_header(
-    offset: int | None, key: bytes | None, value: bytes | None, *, log: str, topic: str
+    offset: int, key: bytes | None, value: bytes | None, *, log: str, topic: str
 ) -> None:
     if offset != 0 or key != HEADER_KEY:
         problem = (

@@ -16,7 +16,7 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise, product
 from operator import itemgetter
@@ -28,6 +28,9 @@ from rules import DOUBLE_OWNER_RULES, violations
 
 # One fault can break a rule at every later call. The first few are enough for a person.
 SHOWN_PER_RULE = 20
+
+# The messages of each broken rule, and figures about the input.
+Judgement = tuple[dict[str, list[str]], dict[str, int | float | str]]
 
 Shape = TypeVar("Shape", Call, Write, Refusal, Work)
 KINDS = {
@@ -163,6 +166,21 @@ def totals(case: Case) -> dict[str, int | float | str]:
     }
 
 
+def judged(judge: Callable[[], Judgement], *, as_json: bool) -> int:
+    """Print the verdict on what `judge` finds, and return the exit code."""
+    try:
+        found, numbers = judge()
+    except (UnusableInputError, OSError) as error:
+        print(
+            json.dumps({"verdict": "unusable", "reason": str(error)})
+            if as_json
+            else f"verdict: unusable input: {error}"
+        )
+        return 2
+    print(report(found, numbers, as_json=as_json))
+    return 1 if found else 0
+
+
 def report(
     found: dict[str, list[str]], numbers: dict[str, int | float | str], *, as_json: bool
 ) -> str:
@@ -220,18 +238,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     options = parser.parse_args(arguments)
-    try:
+
+    def judge() -> Judgement:
         case = read_case(options.histories, options.store, options.evidence)
-    except (UnusableInputError, OSError) as error:
-        print(
-            json.dumps({"verdict": "unusable", "reason": str(error)})
-            if options.json
-            else f"verdict: unusable input: {error}"
-        )
-        return 2
-    found = violations(case)
-    print(report(found, totals(case), as_json=options.json))
-    return 1 if found else 0
+        return violations(case), totals(case)
+
+    return judged(judge, as_json=options.json)
 
 
 if __name__ == "__main__":

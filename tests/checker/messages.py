@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from case import Case, UnusableInputError, Work
-from checker import read_lines, report
+from checker import Judgement, judged, read_lines
 from rules import work_ends_within_its_lease, work_of_two_tokens_never_overlaps
 
 PARTITION = re.compile(r"-partition-(?:0|[1-9][0-9]*)$")
@@ -345,20 +345,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     options = parser.parse_args(arguments)
-    try:
-        run = read_run(
-            options.histories, options.evidence, [(start, end) for start, end in options.excused]
-        )
-    except (UnusableInputError, OSError) as error:
-        print(
-            json.dumps({"verdict": "unusable", "reason": str(error)})
-            if options.json
-            else f"verdict: unusable input: {error}"
-        )
-        return 2
-    found = violations(run)
-    print(report(found, totals(run), as_json=options.json))
-    return 1 if found else 0
+
+    def judge() -> Judgement:
+        windows = [(start, end) for start, end in options.excused]
+        run = read_run(options.histories, options.evidence, windows)
+        return violations(run), totals(run)
+
+    return judged(judge, as_json=options.json)
 
 
 if __name__ == "__main__":

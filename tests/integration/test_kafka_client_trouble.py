@@ -5,7 +5,7 @@ answered, or dies.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +20,7 @@ from equipoise.channel.core.errors import (
 from equipoise.channel.core.log import Log, SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, Trouble
-from equipoise.channel.kafka.client import Administrator, Message, PartitionConsumer
+from equipoise.channel.kafka.client import Administrator, PartitionConsumer, Taken
 from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER
 from equipoise.channel.log.open_log import open_log
@@ -111,12 +111,12 @@ def test_a_reader_whose_consumer_fetches_no_more_gets_another(
     (first,) = log.append([b"a"], timeout_ms=TIMEOUT_MS)
     take, stuck = PartitionConsumer.take, set[PartitionConsumer]()
 
-    def sticking(consumer: PartitionConsumer, limit: int, *, timeout_ms: int) -> Sequence[Message]:
-        messages = take(consumer, limit, timeout_ms=timeout_ms)
-        if any(message.offset() == first for message in messages):
+    def sticking(consumer: PartitionConsumer, limit: int, *, timeout_ms: int) -> Taken | None:
+        taken = take(consumer, limit, timeout_ms=timeout_ms)
+        if taken is not None and any(offset == first for offset, _ in taken.messages):
             stuck.add(consumer)
-            return messages
-        return () if consumer in stuck else messages
+            return taken
+        return None if consumer in stuck else taken
 
     monkeypatch.setattr(PartitionConsumer, "take", sticking)
     assert [b"a"] == [entry.data for entry in log.read(first, limit=10)]

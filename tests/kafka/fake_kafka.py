@@ -5,9 +5,9 @@ It stands in for the client library.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Final, Self
 
 import pytest
@@ -21,6 +21,7 @@ from equipoise.channel.kafka.answers import (
     TopicFacts,
     Trouble,
 )
+from equipoise.channel.kafka.client import Message, Taken
 from equipoise.channel.kafka.log import KafkaLog
 from equipoise.channel.kafka.settings import HEADER_KEY, address_of
 from equipoise.channel.kafka.topic import needed_of_log
@@ -117,29 +118,20 @@ class _FakeConsumer:
     def start_at(self, offset: int) -> None:
         self._position = offset
 
-    def take(self, limit: int, *, timeout_ms: int) -> Sequence[SimpleNamespace]:
+    def take(self, limit: int, *, timeout_ms: int) -> Taken | None:
         first, found = self._position, self._kafka.messages[self._position : self._position + limit]
         if not found:
             time.sleep(_LOOK_S)
+            return None
         self._position += len(found)
-        return [
-            _message(offset, key, value) for offset, (key, value) in enumerate(found, start=first)
+        messages = [
+            (offset, Message(key=key, value=value))
+            for offset, (key, value) in enumerate(found, start=first)
         ]
-
-    def failed(self, error: KafkaFailed) -> KafkaFailed:
-        return error
+        return Taken(messages=messages, reached=self._position)
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _message(offset: int, key: bytes | None, value: bytes) -> SimpleNamespace:
-    def returning(given: object) -> Callable[[], object]:
-        return lambda: given
-
-    return SimpleNamespace(
-        error=returning(None), offset=returning(offset), key=returning(key), value=returning(value)
-    )
 
 
 class _FakeProducer:
