@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,16 @@ from equipoise.channel.system.free_ports import are_free, free_ports
 from tests.pulsar.programs import is_required
 
 Stored = SqliteStore | PostgresStore | RedisStore
-OpenStore = Callable[[], Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServer:
+    """`open` opens a store. `restart` kills its server, and starts it again."""
+
+    open: Callable[[], Stored]
+    restart: Callable[[], None]
+    url: str
+
 
 START_S = 30.0
 # PostgreSQL does not run as root.
@@ -26,13 +36,14 @@ USER = "nobody" if os.geteuid() == 0 else None
 
 
 @contextmanager
-def sqlite() -> Iterator[OpenStore]:
+def sqlite() -> Iterator[StoreServer]:
     with tempfile.TemporaryDirectory() as folder:
-        yield lambda: SqliteStore(Path(folder) / "states.db")
+        path = Path(folder) / "states.db"
+        yield StoreServer(lambda: SqliteStore(path), lambda: None, str(path))
 
 
 @contextmanager
-def postgres() -> Iterator[OpenStore]:
+def postgres() -> Iterator[StoreServer]:
     initdb = _program("initdb", "/usr/lib/postgresql").resolve()
     with _folder() as folder:
         data = folder / "data"
@@ -45,19 +56,26 @@ def postgres() -> Iterator[OpenStore]:
         )
         (port,) = free_ports(1)
         options = f"-p {port} -h 127.0.0.1 -k {folder} -F".split()
-        with _running([initdb.with_name("postgres"), "-D", data, *options], folder, port):
-            _await_postgres(initdb.with_name("pg_isready"), port)
-            yield lambda: PostgresStore(f"postgresql://tester@127.0.0.1:{port}/postgres")
+        url = f"postgresql://tester@127.0.0.1:{port}/postgres"
+        with _running(
+            [initdb.with_name("postgres"), "-D", data, *options],
+            folder,
+            lambda: _answers([initdb.with_name("pg_isready"), "-h", "127.0.0.1", "-p", str(port)]),
+        ) as restart:
+            yield StoreServer(lambda: PostgresStore(url), restart, url)
 
 
 @contextmanager
-def redis() -> Iterator[OpenStore]:
+def redis() -> Iterator[StoreServer]:
     server = _program("redis-server")
     with _folder() as folder:
         (port,) = free_ports(1)
         options = f"--bind 127.0.0.1 --port {port} --appendonly yes --appendfsync always".split()
-        with _running([server, *options, "--dir", folder], folder, port):
-            yield lambda: RedisStore(f"redis://127.0.0.1:{port}/0")
+        url = f"redis://127.0.0.1:{port}/0"
+        with _running(
+            [server, *options, "--dir", folder], folder, lambda: not are_free(port)
+        ) as restart:
+            yield StoreServer(lambda: RedisStore(url), restart, url)
 
 
 EACH_STORE = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -84,29 +102,39 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _running(command: Sequence[str | Path], folder: Path, port: int) -> Iterator[None]:
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, user=USER, cwd=folder) as process,
-    ):
-        try:
-            end_s = time.monotonic() + START_S
-            while are_free(port):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < end_s, (folder / "log").read_text()
-                time.sleep(0.02)
-            yield
-        finally:
-            process.kill()
+def _running(
+    command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]
+) -> Iterator[Callable[[], None]]:
+    """Run a server, and yield what kills it and starts it again."""
+    log = folder / "log"
+
+    def start() -> None:
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, user=USER, cwd=folder)
+        running.append(process)
+        end_s = time.monotonic() + START_S
+        while not is_ready():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end_s, log.read_text()
+            time.sleep(0.02)
+
+    def kill() -> None:
+        process = running.pop()
+        process.kill()
+        process.wait()
+
+    def restart() -> None:
+        kill()
+        (folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+        start()
+
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        start()
+        yield restart
+    finally:
+        kill()
 
 
-def _await_postgres(pg_isready: Path, port: int) -> None:
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s:
-        with suppress(subprocess.CalledProcessError):
-            subprocess.run(
-                [pg_isready, "-h", "127.0.0.1", "-p", str(port)], check=True, capture_output=True
-            )
-            return
-        time.sleep(0.02)
-    pytest.fail("PostgreSQL does not answer")
+def _answers(command: Sequence[str | Path]) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0

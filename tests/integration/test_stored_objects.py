@@ -1,4 +1,4 @@
-"""Objects with a store, in three processes, one of which is killed under load."""
+"""Objects with a store, in three processes, one of which ends under load."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from equipoise import SqliteStore
+from tests.contract.store_adapters import EACH_STORE
 from tests.load.fastapi_programs import UVICORN, Program, programs
 
 pytestmark = pytest.mark.integration
@@ -44,29 +45,46 @@ class Visitors:
             await asyncio.sleep(PAUSE_S)
 
 
-async def test_a_killed_process_loses_nothing_that_was_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "end", "unsaved_ms"),
+    [
+        ("sqlite", "kill", 0),
+        ("postgres", "kill", 0),
+        ("redis", "kill", 0),
+        ("sqlite", "terminate", 3_600_000),
+    ],
+)
+async def test_a_process_that_ends_loses_nothing_that_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, end: str, unsaved_ms: int
 ) -> None:
-    """Each answer is greater than the last one, and the store has the last one or more."""
-    path = tmp_path / "pages.db"
-    monkeypatch.setenv("EQUIPOISE_STORE", str(path))
-    async with (
-        aiohttp.ClientSession() as session,
-        programs(tmp_path, 3, session, STORED) as started,
-    ):
-        visitors = Visitors(started)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            callers = [group.create_task(visitors.call(session, page)) for page in PAGES]
-            await visitors.until_all_were_answered()
-            await started[1].kill()
-            await visitors.until_all_were_answered()
-            await started[1].start(session)
-            await visitors.until_all_were_answered()
-            for each in callers:
-                each.cancel()
-    store = SqliteStore(path)
-    for page, answers in visitors.answers.items():
-        assert sorted(set(answers)) == answers
-        stored = await store.load("web/pages", page)
-        assert stored is not None
-        assert json.loads(stored)["visits"] >= answers[-1]
+    """Each answer is greater than the last one, and the store has the last one or more. A process
+    that is not killed saves what is unsaved.
+    """
+    monkeypatch.setenv("EQUIPOISE_UNSAVED_MS", str(unsaved_ms))
+    with EACH_STORE[kind]() as server:
+        monkeypatch.setenv("EQUIPOISE_STORE", server.url)
+        async with (
+            aiohttp.ClientSession() as session,
+            programs(tmp_path, 3, session, STORED) as started,
+        ):
+            visitors = Visitors(started)
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                callers = [group.create_task(visitors.call(session, page)) for page in PAGES]
+                await visitors.until_all_were_answered()
+                await (started[1].kill() if end == "kill" else started[1].terminate())
+                await visitors.until_all_were_answered()
+                await started[1].start(session)
+                await visitors.until_all_were_answered()
+                for each in callers:
+                    each.cancel()
+            if end == "terminate":
+                for program in started:
+                    await program.terminate()
+        store = server.open()
+        for page, answers in visitors.answers.items():
+            assert sorted(set(answers)) == answers
+            stored = await store.load("web/pages", page)
+            assert stored is not None
+            assert json.loads(stored)["visits"] >= answers[-1]
+        if not isinstance(store, SqliteStore):
+            await store.aclose()

@@ -112,9 +112,11 @@ def test_an_object_moves_with_its_bundle(equipoise_cluster: MakeCluster) -> None
         reported(cluster, "broker-1")
 
 
-@pytest.mark.parametrize("store", [None, MemoryStore()])
+@pytest.mark.parametrize(
+    ("store", "unsaved_ms"), [(None, 0), (MemoryStore(), 0), (MemoryStore(), 3_600_000)]
+)
 def test_no_change_is_lost_wherever_the_key_moves(
-    equipoise_moves: MovesAtEveryAwait, store: MemoryStore | None
+    equipoise_moves: MovesAtEveryAwait, store: MemoryStore | None, unsaved_ms: int
 ) -> None:
     async def reported_somewhere(cluster: Cluster[Shadows]) -> int:
         while True:
@@ -125,7 +127,7 @@ def test_no_change_is_lost_wherever_the_key_moves(
                     continue
 
     for cluster in equipoise_moves(
-        lambda: Keyed(NAMESPACE, Shadow, store=store), NAMESPACE, "lamp"
+        lambda: Keyed(NAMESPACE, Shadow, store=store, unsaved_ms=unsaved_ms), NAMESPACE, "lamp"
     ):
         if store is not None:
             store.states.clear()
