@@ -29,7 +29,6 @@ from equipoise.brokers.http.answers import JSON, done
 from equipoise.brokers.http.bodies import integer_of, namespace_of
 from equipoise.brokers.http.entries import assignment_row
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.runtime.callers import Listen
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, NamespaceChanged
@@ -37,6 +36,7 @@ from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
+from equipoise.channel.log.listeners import Listen
 from equipoise.channel.system.deadline import Deadline
 
 POLL_MS_DEFAULT: Final = 30_000

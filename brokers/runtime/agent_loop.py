@@ -27,7 +27,7 @@ from equipoise.brokers.agent.effects import (
 )
 from equipoise.brokers.agent.events import AppendFailed, Event, Read, Resynced, Tick, Wanted
 from equipoise.brokers.runtime.bundle_lines import BundleLines
-from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import Requests, Waiting
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import ServingRecorder
@@ -38,6 +38,7 @@ from equipoise.channel.core.errors import BegunAbove, Bug, EquipoiseError
 from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
+from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.failures import LoggedFailures
 

@@ -24,7 +24,7 @@ from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.runtime.access import Access, profile_of
 from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
-from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import Requests, Waiting
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.metrics import LookupOutcome, Metrics
@@ -46,6 +46,7 @@ from equipoise.brokers.runtime.service_runner import (
 from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.view import View
+from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class Worker:
             now_ms=lambda: self.clock.now().boot_ms,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
-        self._listeners = Listeners(broker=self.broker_id)
+        self._listeners = Listeners(f"broker {self.broker_id}", {"broker": self.broker_id})
         self.listen = self._listeners.listen
         self.replay_progress = ReplayProgress(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
-from equipoise.channel.core.difference import Resync, resync_between
+from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.log import Entry, Log
-from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
+from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
 from equipoise.channel.system.deadline import Deadline
 
@@ -23,21 +24,14 @@ STOP_MS_MAX: Final = 5_000
 """How long leaving the context waits for the thread, which may be in a read (1 s) of a hanging
 log."""
 
-Listener = Callable[[Folded], None]
-ResyncListener = Callable[[Resync], None]
-Event = TypeVar("Event", Folded, Resync)
-
-
-def _ignore(_resync: Resync) -> None:
-    """Ignore a resync, for listeners that want records only."""
-
 
 class TableView:
     """A live view of the channel from `start` to `stop`, or as an async context. Call everything on
     the loop.
 
-    Read `view` freely between two awaits, but do not keep it: a resync replaces it (see `listen`).
-    `view.bundle_at` is the lookup.
+    Read `view` freely between two awaits, but do not keep it: a resync replaces it.
+    `view.bundle_at` is the lookup. While a listener is called, the view stands just after the
+    record or the resync.
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str) -> None:
@@ -59,8 +53,8 @@ class TableView:
         self._has_begun = False
         self._is_ready = False
         self._settled = asyncio.Event()  # Set when the view is ready, or never will be.
-        self._listeners: dict[int, tuple[Listener, ResyncListener]] = {}
-        self._listeners_ever = 0
+        self._listeners = Listeners(name, {"log": name})
+        self.listen = self._listeners.listen
 
     @property
     def view(self) -> View:
@@ -96,26 +90,6 @@ class TableView:
     ) -> None:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
-    def listen(
-        self, listener: Listener, *, resynced: ResyncListener = _ignore
-    ) -> Callable[[], None]:
-        """Call `listener` with every record folded from now on, including rejected ones. Return a
-        function that ends that.
-
-        During the call the view stands just after the record. If truncation removed records before
-        they were read, `resynced` is called instead, and `view` is another object from then on.
-        Errors of listeners go to the loop's exception handler, so that they affect neither the view
-        nor other listeners.
-        """
-        self._listeners_ever += 1
-        number = self._listeners_ever
-        self._listeners[number] = (listener, resynced)
-
-        def end() -> None:
-            self._listeners.pop(number, None)
-
-        return end
-
     async def ready(self, deadline: Deadline) -> None:
         """Wait until everything has been folded that was on the log at the start.
 
@@ -130,9 +104,7 @@ class TableView:
 
     def _deliver(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            folded = self._reader.feed(entry)
-            for listener, _ in tuple(self._listeners.values()):
-                self._notify(listener, folded)
+            self._listeners.folded(self._reader.feed(entry))
 
     def _resynced(self, reader: Reader) -> None:
         """Replace the view after a resync. The first one starts the view and skips nothing."""
@@ -140,18 +112,7 @@ class TableView:
         if not self._has_begun:
             self._has_begun = True
             return
-        resync = resync_between(before, reader.view)
-        for _, listener in tuple(self._listeners.values()):
-            self._notify(listener, resync)
-
-    def _notify(self, listener: Callable[[Event], None], event: Event) -> None:
-        try:
-            listener(event)
-        except Exception as error:  # noqa: BLE001 - see `listen`
-            message = f"a listener of {self.name} failed at offset {event.offset}"
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": message, "exception": error}
-            )
+        self._listeners.resynced(resync_between(before, reader.view))
 
     def _caught_up(self, _end: int) -> None:
         self._is_ready = True

@@ -13,7 +13,7 @@ from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.requests import DeleteNamespace
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime import callers as module
-from equipoise.brokers.runtime.callers import CALLER, Caller, Line, Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import CALLER, Caller, Line, Requests, Waiting
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import Verdict
@@ -22,16 +22,18 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
+from equipoise.channel.log import listeners as listeners_module
+from equipoise.channel.log.listeners import Listeners
 
 LONG_MS = 60_000
 
 
 def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends makes room."""
-    monkeypatch.setattr(module, "LISTENERS_MAX", 1)
-    listeners = Listeners(broker="b")
+    monkeypatch.setattr(listeners_module, "LISTENERS_MAX", 1)
+    listeners = Listeners("broker b", {})
     end = listeners.listen(lambda _folded: None)
-    with pytest.raises(Overloaded, match="the list of listeners"):
+    with pytest.raises(Overloaded, match="the list of listeners at broker b"):
         listeners.listen(lambda _folded: None)
     end()
     listeners.listen(lambda _folded: None)()
