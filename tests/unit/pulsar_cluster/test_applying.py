@@ -195,27 +195,6 @@ def test_the_unloads_of_the_plan_are_sent_and_nothing_else(audit: AuditFile) -> 
     assert {"request"} == set(first.values())
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("refuse", "was refused: cannot move"),
-        ("silent", "did not answer in time"),
-        ("split", "is Splitting at a:8080"),
-        ("vanish", "the broker c:8080 is gone"),
-        ("leader", "the leader is b:8080 now"),
-        ("foreign", "somebody else moves bundles"),
-    ],
-)
-def test_what_the_plan_did_not_foresee_stops_it(audit: AuditFile, fault: str, told: str) -> None:
-    """With one move at a time, no further one is requested."""
-    cluster = FakeCluster({BUNDLES[0]: fault})
-    events = run(cluster, audit, at_once=1)
-    assert [unload(BUNDLES[0])] == cluster.sent
-    assert told in str(events[-1])
-    assert told in str(lines_of(audit)[-1]["stopped"])
-    assert 4 == sum(isinstance(event, MoveOutcome) for event in events)
-
-
 def test_a_bundle_that_its_owner_does_not_have_is_not_moved(audit: AuditFile) -> None:
     """The topic is a leftover of a cluster whose states are in the metadata store by now."""
     cluster = FakeCluster()
