@@ -198,8 +198,9 @@ class Keyed(Service, Generic[T]):
         * `call_ms`: how long a call waits for its turn, and for the store.
         * `idle_ms`: how long an object that nobody uses stays in memory, if there is a store.
         * `unsaved_ms`: how long a change may be unsaved after its call has ended, if there is a
-          store. A process that is killed loses the changes of this time. A move saves them first.
-          If a save fails, it is logged and tried again, and the key takes no change meanwhile.
+          store, which keeps up. A process that is killed loses what is unsaved. A move saves it
+          first. If a save fails, it is logged and tried again, and the key takes no change
+          meanwhile.
 
         Raises `InvalidName`, and `CallerError` for a type that cannot be encoded, or whose objects
         cannot be changed.

@@ -21,9 +21,9 @@ _logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNSAVED_MAX: Final = 4_096
-"""How many objects may be unsaved. At 20 ms for `_SAVES_MAX` of them, a handover that has to save
-all needs 2.6 s, and `close_ms` is 5 s by default."""
+UNSAVED_MAX: Final = 1_024
+"""How many objects may be unsaved. A store that takes 3 ms for each, one after the other, needs 3 s
+for a handover of all, and `close_ms` is 5 s by default."""
 
 _SAVES_MAX: Final = 32  # At the same time.
 _PAUSE_S_MIN: Final = 1.0
@@ -202,19 +202,24 @@ class Saver(Generic[T]):
 
     async def _save_all(self, pause_s: float) -> None:
         """Save all objects that are unsaved now, and start the next round if some are left."""
-        problem = await self._saved(self._unsaved, Deadline.after(timeout_ms=self._call_ms))
-        if problem is not None:
-            pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
-            _logger.error(
-                "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
-                problem,
-                len(self._unsaved),
-                self._namespace,
-                pause_s,
-            )
-        self._round = None
-        if self._unsaved:
-            self._start_round(self._unsaved_s / 2 if problem is None else pause_s)
+        try:
+            deadline = Deadline.after(timeout_ms=self._call_ms)
+            problem = await self._saved(self._unsaved, deadline)
+            if problem is None:
+                pause_s = self._unsaved_s / 2
+            else:
+                pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
+                _logger.error(
+                    "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
+                    problem,
+                    len(self._unsaved),
+                    self._namespace,
+                    pause_s,
+                )
+        finally:
+            self._round = None
+            if self._unsaved:
+                self._start_round(pause_s)
 
     async def _saved(self, unsaved: Mapping[str, Kept[T]], deadline: Deadline) -> str | None:
         """Save these objects. Return why that failed for one of them."""
@@ -237,7 +242,7 @@ class Saver(Generic[T]):
             await deadline.wait(asyncio.shield(saving), what=what)
         except StaleToken as error:
             _logger.error("a change is lost: %s", error)  # noqa: TRY400 - no bug
-            kept.encoded = kept.state = None
+            kept.encoded = kept.state = kept.problem = None
         except EquipoiseError as error:
             kept.problem = str(error)
             return kept.problem

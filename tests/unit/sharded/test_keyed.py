@@ -356,9 +356,12 @@ def test_what_a_close_cannot_save_goes_to_the_next_owner(
 
 
 def test_an_unsaved_change_that_comes_too_late_is_lost_aloud(
-    equipoise_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
+    equipoise_cluster: MakeCluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As of a process that was cut off, and whose key another one has had. The store has it all."""
+    monkeypatch.setattr("equipoise.brokers.sharded.saving._PAUSE_S_MIN", 0.01)
     store = MemoryStore()
     cluster = cluster_of(equipoise_cluster, lambda: behind(store, unsaved_ms=10))
 
