@@ -129,7 +129,7 @@ class Rights:
             if number % _SESSIONS_PER_TURN == 0:
                 await asyncio.sleep(0)  # Clients are served between them.
             try:
-                self._end_revoked_of(client)
+                self._revoke(client)
             except Exception:  # Rights of other clients must still end.
                 _logger.exception(
                     "rights of a Pulsar client could not be ended",
@@ -137,7 +137,7 @@ class Rights:
                 )
                 client.abort()
 
-    def _end_revoked_of(self, client: ClientLink) -> None:
+    def _revoke(self, client: ClientLink) -> None:
         identity = client.identity
         if identity is None:
             return

@@ -14,9 +14,10 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Final, Protocol
 
-from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer, Receipt
+from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Producer
 from equipoise.brokers.pulsar.topics.throttling import Patience
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicState
 from equipoise.brokers.pulsar.wire.requests import Sent
@@ -181,7 +182,7 @@ class Served:
                 topic.take_back(consumer, entry)
                 counts.dropped += entry.messages
         counts.dropped += outcome.dropped
-        for producer, receipts in itertools.groupby(outcome.receipts, key=_producer_of):
+        for producer, receipts in itertools.groupby(outcome.receipts, key=attrgetter("producer")):
             producer.link.confirm(producer, receipts)
         self._host.deadlines.watch(self)
 
@@ -259,10 +260,6 @@ def send_active_changes(changes: Sequence[ActiveChange]) -> None:
     """Send consumers of Failover subscriptions, of any client, whether they are active."""
     for consumer, is_active in changes:
         consumer.link.activate(consumer, is_active=is_active)
-
-
-def _producer_of(receipt: Receipt) -> Producer:
-    return receipt.producer
 
 
 class Deadlines:

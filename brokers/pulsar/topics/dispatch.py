@@ -401,10 +401,8 @@ class Subscription:
         is_sticky = wants_stripes(consumer, kind)
         if kind is not self.kind or is_sticky is not self.is_sticky:
             if self.consumers:
-                message = (
-                    f"Subscription is of different type: {self.name} is"
-                    f" {_kind_text(self.kind, is_sticky=self.is_sticky)}"
-                )
+                kind_text = f"{self.kind.name.lower()}{' (sticky)' * self.is_sticky}"
+                message = f"Subscription is of different type: {self.name} is {kind_text}"
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky = kind, is_sticky
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
@@ -503,7 +501,7 @@ class Subscription:
                 self._deliver(consumer, arrivals.take(lane.popleft().entry_id), deliveries)
             if not lane:
                 del self._lanes[consumer]
-        deliveries[began:] = sorted(deliveries[began:], key=_entry_id_of)
+        deliveries[began:] = sorted(deliveries[began:], key=lambda each: each[1].entry_id)
         if not self._lanes:
             self.arrivals = self._lanes = None
         return dropped
@@ -579,11 +577,3 @@ class Subscription:
         self.dropped.messages += entry.messages
         self.dropped.bytes += len(entry.block)
         return entry.messages
-
-
-def _entry_id_of(delivery: Delivery) -> int:
-    return delivery[1].entry_id
-
-
-def _kind_text(kind: SubscriptionKind, *, is_sticky: bool) -> str:
-    return f"{kind.name.lower()}{' (sticky)' if is_sticky else ''}"
