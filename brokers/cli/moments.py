@@ -52,10 +52,11 @@ class Moment:
     time_ms: int | None = None
 
 
-def moment(text: str, *, now_ms: int) -> Moment:
-    """Parse a moment relative to Unix time `now_ms`. A time without a zone is local. Raise
-    `typer.BadParameter`.
+def moment(text: str, *, now_ms: int | None = None) -> Moment:
+    """Parse a moment relative to Unix time `now_ms`, by default now. A time without a zone is
+    local. Raise `typer.BadParameter`.
     """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     if text.isdecimal() and text.isascii():
         offset = int(text)
         if offset > INTEGER_MAX:

@@ -127,15 +127,23 @@ def print_tables(tables: Iterable[tuple[str, Sequence[Row], Sequence[str]]]) -> 
 
 
 class DatedPage:
-    """Prints entries, one after another. A line with the date stands above the first of each
-    day.
+    """Prints entries, one after another, or as JSON. A line with the date stands above the first of
+    each day.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
         self._day = ""
 
-    def show(self, offset: int, time: str, text: Sequence[str], *, color: str | None) -> None:
-        """Print an entry: its offset, its local time with milliseconds or "", and lines of text."""
+    def show(
+        self, offset: int, time: str, text: Sequence[str], *, color: str | None, document: Row
+    ) -> None:
+        """Print an entry: its offset, its local time with milliseconds or "", and lines of text; or
+        its document.
+        """
+        if self._as_json:
+            print_json(document)
+            return
         day, _, time_of_day = time.partition(" ")
         if day not in ("", self._day):
             self._day = day

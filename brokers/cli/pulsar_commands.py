@@ -7,7 +7,6 @@ add further commands to this group.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -132,13 +131,14 @@ def why(
     It continues through splits, and includes the records that Pulsar's brokers rejected, with their
     reasons.
     """
-    name, page, now, table = _about(what), _Page(as_json=cluster.as_json), dict[str, str](), Table()
+    page = DatedPage(as_json=cluster.as_json)
+    name, now, table = _about(what), dict[str, str](), Table()
     with _history(cluster) as history:
         writers = Writers()
         story = list(story_of(_folded_into(table, history.messages_of(name)), name, writers))
         history.confirm(table)
     for change, text in story:
-        page.show(change, text, writers)
+        _show(page, change, text, writers)
         if change.rejection is None and change.message.record is not None:
             now[change.message.bundle] = standing(change.message)
         elif change.rejection is None:
@@ -157,7 +157,7 @@ def why(
 @app.command(cls=TimeCommand)
 def at(place: MomentArgument, *, cluster: Cluster) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time."""
-    then, table, first = _moment(place), Table(), None
+    then, table, first = moment(place), Table(), None
     with _history(cluster) as history:
         for message in history.messages():
             first = first or message
@@ -185,7 +185,7 @@ def at(place: MomentArgument, *, cluster: Cluster) -> None:
 @app.command(cls=TimeCommand)
 def diff(before: MomentArgument, after: MomentArgument, *, cluster: Cluster) -> None:
     """Show what changed between two moments."""
-    first, second, table = _moment(before), _moment(after), Table()
+    first, second, table = moment(before), moment(after), Table()
     was, was_offset, oldest = None, 0, None
     with _history(cluster) as history:
         for message in history.messages():
@@ -231,7 +231,7 @@ def tail(
     """
     if follows:
         hear_interrupts()
-    page, writers, table = _Page(as_json=cluster.as_json), Writers(), Table()
+    page, writers, table = DatedPage(as_json=cluster.as_json), Writers(), Table()
 
     with _history(cluster) as history:
         newest: deque[StateChange] = deque(maxlen=lines)
@@ -240,11 +240,11 @@ def tail(
             newest.append(table.fold(message))
         history.confirm(table)
         for change in newest:
-            page.show(change, describe(change, writers), writers)
+            _show(page, change, describe(change, writers), writers)
         for message in history.news() if follows else ():
             writers.learn(message)
             change = table.fold(message)
-            page.show(change, describe(change, writers), writers)
+            _show(page, change, describe(change, writers), writers)
 
 
 @app.command()
@@ -310,10 +310,6 @@ def _about(what: str) -> BundleName:
     return BundleName(topic.namespace, low, low + 1)
 
 
-def _moment(text: str) -> Moment:
-    return moment(text, now_ms=time.time_ns() // 1_000_000)
-
-
 def _is_after(then: Moment, offset: int, published_ms: int) -> bool:
     return (
         offset > then.offset
@@ -330,26 +326,13 @@ def _print_if_unknown(offset: int, oldest: Message | None) -> None:
         )
 
 
-class _Page:
-    """Prints changes with their descriptions, one after another."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._page = DatedPage()
-
-    def show(self, change: StateChange, text: list[str], writers: Writers) -> None:
-        """Print a change with its description."""
-        if self._as_json:
-            print_json(as_document(change, writers))
-            return
-        # A lost race is normal. Other rejections need attention.
-        quiet = change.rejection is Rejection.OLD_VERSION
-        color = (
-            None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
-        )
-        message = change.message
-        time = local_time(message.published_ms, precision="milliseconds")
-        self._page.show(message.offset, time, text, color=color)
+def _show(page: DatedPage, change: StateChange, text: list[str], writers: Writers) -> None:
+    """Print a change with its description."""
+    # A lost race is normal. Other rejections need attention.
+    quiet = change.rejection is Rejection.OLD_VERSION
+    color = None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
+    time = local_time(change.message.published_ms, precision="milliseconds")
+    page.show(change.message.offset, time, text, color=color, document=as_document(change, writers))
 
 
 def _as_json(result: Result) -> dict[str, object]:

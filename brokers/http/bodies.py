@@ -26,7 +26,6 @@ from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.runtime.router import OPENED_ASKED_MAX, OPENED_MS_MAX
-from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -226,17 +225,11 @@ Positions = Annotated[
 
 BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
-ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | None)
 CLUSTERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 ACTIONS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
-RIGHT_BODY: Final = TypeAdapter[Right | None](Right | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
-ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
-CONTROL_BODY: Final = TypeAdapter[ControlBody | None](ControlBody | None)
 OPENED_BODY: Final = TypeAdapter[OpenedBody | None](OpenedBody | None)
-PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
 TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
-FAILURE_DOMAIN_BODY: Final = TypeAdapter[FailureDomainBody | None](FailureDomainBody | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 

@@ -238,6 +238,8 @@ def _models() -> Json:
         for value in vars(module).values()
         if isinstance(value, TypeAdapter)
     }
+    rows = (row for group in GROUPS.values() for row in getattr(group, "rows", ()))
+    adapters |= {id(row.body): row.body for row in rows if row.body is not None}
     found: Json = {}
     for adapter in adapters.values():
         found |= adapter.json_schema(ref_template=_REF).get("$defs", {})

@@ -121,7 +121,8 @@ def tail(
     with channel.unread() as access:
         if start is not None and access.view.offset >= start:
             raise gone(access, f"offset {start}")
-        names, page = Names(access.view, short=not channel.as_json), _Page(as_json=channel.as_json)
+        page = DatedPage(as_json=channel.as_json)
+        names = Names(access.view, short=not channel.as_json)
 
         def described(records: Iterable[Folded | None]) -> Iterator[tuple[Folded, list[str]]]:
             for folded in records:
@@ -139,7 +140,7 @@ def tail(
 
         there = described(folded_to_end(access))
         for folded, text in deque(there, maxlen=lines) if start is None else there:
-            page.show(folded, text)
+            _show(page, folded, text)
         # A follower may start at the next record.
         if start and start > access.view.offset + follows:
             raise unknown_offset(access, start)
@@ -149,7 +150,7 @@ def tail(
             resynced=resynced,
         )
         for folded, text in described(news) if follows else ():
-            page.show(folded, text)
+            _show(page, folded, text)
 
 
 @app.command()
@@ -208,12 +209,13 @@ def why(
     """
     name = _about(what, key)
     with channel.unread() as access:
-        names, page = Names(access.view, short=not channel.as_json), _Page(as_json=channel.as_json)
+        page = DatedPage(as_json=channel.as_json)
+        names = Names(access.view, short=not channel.as_json)
         has_story = _print_beginning(name, access.view, names, as_json=channel.as_json)
         with suppress(LogClosed):
             for folded, text in story_of(name, access.reader, names, entries(access)):
                 has_story = True
-                page.show(folded, text)
+                _show(page, folded, text)
         if not has_story:
             raise (
                 no_bundle(what)
@@ -256,19 +258,10 @@ def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
 app.command("verify")(verify_channel)
 
 
-class _Page:
-    """Prints records with their descriptions, one after another."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._page = DatedPage()
-
-    def show(self, folded: Folded, text: list[str]) -> None:
-        """Print a record with its description."""
-        if self._as_json:
-            print_json(as_document(folded, text))
-        else:
-            self._page.show(folded.offset, time_of(folded), text, color=_color_of(folded))
+def _show(page: DatedPage, folded: Folded, text: list[str]) -> None:
+    """Print a record with its description."""
+    document = as_document(folded, text)
+    page.show(folded.offset, time_of(folded), text, color=_color_of(folded), document=document)
 
 
 def _color_of(folded: Folded) -> str | None:

@@ -26,7 +26,7 @@ from equipoise.brokers.balancing.policies import (
     read_policies,
 )
 from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
-from equipoise.brokers.http.bodies import FAILURE_DOMAIN_BODY, ISOLATION_BODY, PIN_BODY
+from equipoise.brokers.http.bodies import FailureDomainBody, IsolationBody, PinBody
 from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
@@ -179,7 +179,7 @@ class Clusters(Admin):
             lambda call: _domain(_document(call, FAILURE_DOMAIN)),
         ),
         order_with(
-            (FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids"),
+            (FailureDomainBody, "an object with brokers, a list of ids"),
             "set_domain",
             f"POST {_DOMAINS}/{{name}}",
             "Set the brokers of one failure domain; 409 if one of them is in another one. It"
@@ -232,7 +232,7 @@ class Policies(Admin):
         ),
         order_with(
             (
-                ISOLATION_BODY,
+                IsolationBody,
                 "an object with namespaces and primary, lists of regular expressions",
             ),
             "set_isolation",
@@ -259,7 +259,7 @@ class Policies(Admin):
             lambda call: _pin(_document(call, PIN)),
         ),
         order_with(
-            (PIN_BODY, "an object with namespace and brokers, a list of ids"),
+            (PinBody, "an object with namespace and brokers, a list of ids"),
             "set_pin",
             f"POST {_PINS}/{{name}}",
             "Set one pin. The leader moves bundles that violate it, some at a time.",

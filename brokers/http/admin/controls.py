@@ -12,7 +12,7 @@ from typing import Final
 from equipoise.brokers.balancing.controls import controls_document
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
-from equipoise.brokers.http.bodies import CONTROL_BODY, ControlBody
+from equipoise.brokers.http.bodies import ControlBody
 from equipoise.brokers.operations import verbs
 
 CONTROLS_PATH: Final = "/admin/v2/controls"
@@ -23,7 +23,7 @@ _MAINTENANCE: Final = f"{CONTROLS_PATH}/maintenance/{{broker}}"
 _OF_DOMAIN: Final = f"{CONTROLS_PATH}/domain-maintenance/{{name}}"
 _QUARANTINE: Final = f"{CONTROLS_PATH}/quarantine/{{tenant}}/{{namespace}}/{{bundle}}"
 
-_BODY: Final = (CONTROL_BODY, "an object with a reason, and for_ms, the milliseconds until its end")
+_BODY: Final = (ControlBody, "an object with a reason, and for_ms, the milliseconds until its end")
 
 
 def _until_ms(call: Call, body: ControlBody) -> int:

@@ -39,7 +39,6 @@ from equipoise.brokers.http.bodies import (
     CLUSTERS_BODY,
     GROUP_BODY,
     NAMESPACE_BODY,
-    ON_CHANNEL_LOSS_BODY,
     POSITIONS_BODY,
     Bundles,
     NamespaceBody,
@@ -165,7 +164,7 @@ class Namespaces(Admin):
             lambda call: on_channel_loss(call.entry.policies),
         ),
         order_with(
-            (ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}"),
+            (OnChannelLoss, f"one of these, as JSON: {', '.join(OnChannelLoss)}"),
             "set_on_channel_loss",
             f"POST {NAMESPACE_PATH}/onChannelLoss",
             "Set `fence` or `serve`. It applies to open bundles as soon as their owner has read"

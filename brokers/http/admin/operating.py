@@ -115,13 +115,14 @@ def order(name: str, route: str, text: str, operation: Callable[[Call], Awaitabl
 
 
 def order_with(
-    body: tuple[TypeAdapter[Value | None], str],
+    body: tuple[TypeAdapter[Value | None] | type[Value], str],
     name: str,
     route: str,
     text: str,
     operation: Callable[[Call, Value], Awaitable[object]],
 ) -> Row:
     """Return the row of an operation that needs a body, of this type and description."""
+    kind: Any = body[0]
     method, _, path = route.partition(" ")
     return Row(
         name=name,
@@ -130,7 +131,7 @@ def order_with(
         text=text,
         answer=operation,
         answers=(done,),
-        body=body[0],
+        body=kind if isinstance(kind, TypeAdapter) else TypeAdapter[Any](kind | None),
         expected=body[1],
     )
 

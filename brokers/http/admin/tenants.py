@@ -20,7 +20,6 @@ from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, ord
 from equipoise.brokers.http.answers import not_supported
 from equipoise.brokers.http.bodies import (
     ACTIONS_BODY,
-    RIGHT_BODY,
     TENANT_BODY,
     TenantBody,
     body_of,
@@ -138,7 +137,7 @@ class Grants(Admin):
             lambda call: rights_in(call.view),
         ),
         order_with(
-            (RIGHT_BODY, f"one of these, as JSON: {', '.join(Right)}"),
+            (Right, f"one of these, as JSON: {', '.join(Right)}"),
             "grant",
             f"POST {_GRANTS}/{{role}}",
             "Give a role a right in the cluster, in place of the one that it has.",

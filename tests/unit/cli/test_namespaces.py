@@ -22,12 +22,12 @@ from tests.unit.cli.fabricated import (
     LEFT,
     LEFT_RANGE,
     Actors,
-    author_of,
     owned_channel,
     run,
     view_of,
     write,
 )
+from tests.unit.cli.worlds import ACTORS
 
 
 def unload(log: str, *arguments: str) -> tuple[str, str, int]:
@@ -57,18 +57,6 @@ def test_an_unload_without_another_broker_waits_for_the_release(
     assert (f"error: cannot move {LEFT}: it is free, not owned; {look}\n", 1) == (error, code)
 
 
-def giving_up(view: View) -> AnyRecord | None:
-    """B or c gives the left bundle up once it owns it, and then a assigns it to itself."""
-    bundle, a = view.bundles[LEFT], view.brokers["a"]
-    if bundle.phase == "owned" and bundle.owner is not None and bundle.owner != a.incarnation:
-        return propose.give_up(author_of(view.live[bundle.owner]), bundle, problem="no disk")
-    return (
-        propose.assign(author_of(a), bundle, owner=a.incarnation)
-        if bundle.phase == "free"
-        else None
-    )
-
-
 def test_a_refusal_is_noted_while_other_bundles_are_requested(
     log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,10 +80,7 @@ def test_a_refusal_is_noted_while_other_bundles_are_requested(
         return accepted
 
     monkeypatch.setattr(on_channel, "submit", submit)
-    with Actors(log, also=giving_up):
+    with ACTORS["brokers give up"](log):
         out, _, code = unload(log)
     assert out.endswith("b could not open it: no disk\n"), out
     assert code == 1
-
-
-# --- delete ---

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.channel.core.errors import OperatorError
 from equipoise.lab.traces import Shape
 from equipoise.spark_jobs.streams.options import (
     ArchiveOptions,
@@ -41,13 +40,10 @@ class Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.options: list[object] = []
         self.found = 0
-        self.failure: Exception | None = None
         for name, module in JOBS.items():
             monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{f"run_{name}": self.run}))
 
     def run(self, options: object, screen: Screen) -> int:
-        if self.failure is not None:
-            raise self.failure
         self.options.append(options)
         screen.result("a result")
         screen.note("a note")
@@ -146,12 +142,6 @@ def test_findings_end_with_exit_code_1(asked: Asked, log: str) -> None:
         result.stdout,
         result.stderr,
     )
-
-
-def test_a_missing_java_ends_with_exit_code_4(asked: Asked, log: str) -> None:
-    asked.failure = OperatorError("Spark needs Java 17 or newer: there is none; apt-get install it")
-    result = run("spark", "audit", "--log", log)
-    assert (ExitCode.OPERATOR, True) == (result.exit_code, "apt-get install" in result.stderr)
 
 
 BARE = """

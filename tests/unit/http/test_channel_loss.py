@@ -322,15 +322,3 @@ async def test_the_policy_applies_to_open_bundles(brokers: LosingCluster) -> Non
     assert [503, 200] == [
         (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
     ]
-
-
-@with_losing_cluster()
-async def test_a_broker_that_only_fences_is_not_ready(brokers: LosingCluster) -> None:
-    assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
-    await brokers.settled()
-    brokers.log.go()
-    await until(lambda: all(map(is_fenced, brokers.brokers)))
-    assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
-    assert {503} == {
-        (await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers
-    }
