@@ -75,13 +75,15 @@ def hears_interrupts() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on a loop of its own."""
-    test = pyfuncitem.obj
+    """Run a test that is a coroutine function on a loop of its own, which its fixture `new_loop`
+    may make.
+    """
+    test, given = pyfuncitem.obj, pyfuncitem.funcargs
     if not inspect.iscoroutinefunction(test):
         return None
-    asyncio.run(
-        test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
-    )
+    # The fixture returns it.
+    with asyncio.Runner(loop_factory=given.get("new_loop")) as runner:  # type: ignore[arg-type]
+        runner.run(test(**{name: given[name] for name in inspect.signature(test).parameters}))
     return True
 
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,12 @@ from tests.tls.authority import HOST, Authority, replaced
 pytestmark = pytest.mark.integration
 
 FAILED = "equipoise_tls_handshakes_failed_total"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> object:
+    """Run a test on the loop of asyncio, and on that of uvloop: each has its own TLS."""
+    return request.param
 
 
 class Echo(asyncio.Protocol):
@@ -141,77 +147,62 @@ async def raw(number: int, data: bytes) -> bytes:
         writer.transport.abort()
 
 
-@pytest.mark.parametrize(
-    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-)
-def test_a_client_is_refused_once_its_certificate_is_revoked(
-    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("new_loop")
+async def test_a_client_is_refused_once_its_certificate_is_revoked(tmp_path: Path) -> None:
     """Also one that resumes its session. A replaced list is used without a restart. Others are
     served.
     """
-
-    async def story() -> None:
-        async with port(tmp_path, is_mutual=True, has_crl=True) as served:
-            ca, issue = served.authority.ca, served.authority.issue
-            (lost, lost_key), (kept, kept_key) = (
-                issue("lost", "lost@test"),
-                issue("kept", "kept@test"),
-            )
-            thief = client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))
-            other = client_context(TlsFiles(certificate=kept, key=kept_key, ca=ca))
-            await served.echo(thief)
-            served.authority.revoke(lost)
-            served.certificates.look()
-            for context in (thief, client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))):
-                with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                    await served.echo(context)
-            await served.until(untrusted=2)
-            await served.echo(other)
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story())
+    async with port(tmp_path, is_mutual=True, has_crl=True) as served:
+        ca, issue = served.authority.ca, served.authority.issue
+        (lost, lost_key), (kept, kept_key) = (
+            issue("lost", "lost@test"),
+            issue("kept", "kept@test"),
+        )
+        thief = client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))
+        other = client_context(TlsFiles(certificate=kept, key=kept_key, ca=ca))
+        await served.echo(thief)
+        served.authority.revoke(lost)
+        served.certificates.look()
+        for context in (thief, client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))):
+            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                await served.echo(context)
+        await served.until(untrusted=2)
+        await served.echo(other)
 
 
-@pytest.mark.parametrize(
-    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-)
-def test_refusals_are_counted_by_reason_and_logged_once(
-    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("new_loop")
+async def test_refusals_are_counted_by_reason_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others are served meanwhile. No refusal writes a traceback."""
-
-    async def story() -> None:
-        async with port(tmp_path / "own", is_mutual=True) as served:
-            ca, foreign = served.authority.ca, Authority(tmp_path / "foreign")
-            for data in (
-                b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-                b"\x00\x00\x00\x10\x00\x00\x00\x0c",
-                b"GET / HTTP/1.1\r\n\r\n",
-            ):
-                await raw(served.number, data)
-            await served.until(plain=3)
-            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await served.echo(client_context(TlsFiles(ca=ca)))
-            await served.until(plain=3, no_certificate=1)
-            certificate, key = foreign.issue("c")
-            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await served.echo(client_context(TlsFiles(certificate=certificate, key=key, ca=ca)))
-            certificate, key = served.authority.issue("late", days=-1)
-            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await served.echo(client_context(TlsFiles(certificate=certificate, key=key, ca=ca)))
-            await served.until(plain=3, no_certificate=1, untrusted=2)
-            with pytest.raises(ssl.SSLCertVerificationError):
-                await asyncio.to_thread(shake, served.number, foreign.ca)
-            await served.until(plain=3, no_certificate=1, untrusted=2, refused=1)
-            _, writer = await asyncio.open_connection(HOST, served.number)
-            writer.close()
-            await served.until(plain=3, no_certificate=1, untrusted=2, refused=1, disconnected=1)
-            certificate, key = served.authority.issue("c", "client@test")
+    caplog.set_level(logging.INFO)
+    async with port(tmp_path / "own", is_mutual=True) as served:
+        ca, foreign = served.authority.ca, Authority(tmp_path / "foreign")
+        for data in (
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x00\x00\x00\x10\x00\x00\x00\x0c",
+            b"GET / HTTP/1.1\r\n\r\n",
+        ):
+            await raw(served.number, data)
+        await served.until(plain=3)
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await served.echo(client_context(TlsFiles(ca=ca)))
+        await served.until(plain=3, no_certificate=1)
+        certificate, key = foreign.issue("c")
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
             await served.echo(client_context(TlsFiles(certificate=certificate, key=key, ca=ca)))
-
-    with caplog.at_level(logging.INFO), asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story())
+        certificate, key = served.authority.issue("late", days=-1)
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await served.echo(client_context(TlsFiles(certificate=certificate, key=key, ca=ca)))
+        await served.until(plain=3, no_certificate=1, untrusted=2)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(shake, served.number, foreign.ca)
+        await served.until(plain=3, no_certificate=1, untrusted=2, refused=1)
+        _, writer = await asyncio.open_connection(HOST, served.number)
+        writer.close()
+        await served.until(plain=3, no_certificate=1, untrusted=2, refused=1, disconnected=1)
+        certificate, key = served.authority.issue("c", "client@test")
+        await served.echo(client_context(TlsFiles(certificate=certificate, key=key, ca=ca)))
     lines = [record for record in caplog.records if record.message == "refused a TLS connection"]
     assert ["plain", "no_certificate", "untrusted", "refused", "disconnected"] == [
         record.__dict__["reason"] for record in lines
@@ -245,31 +236,24 @@ async def test_a_new_certificate_is_presented_at_once(tmp_path: Path) -> None:
         assert before != await served.echo()
 
 
-@pytest.mark.parametrize(
-    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-)
-def test_half_open_handshakes_keep_nobody_out(
-    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("new_loop")
+async def test_half_open_handshakes_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than there may be handshakes are cut off, the oldest first, and a client that
     comes last is served.
     """
     monkeypatch.setattr(module, "_CROWDED_S", 0.0)
 
-    async def story() -> None:
-        async with port(tmp_path) as served:
-            silent = [
-                await asyncio.open_connection(HOST, served.number)
-                for _ in range(HANDSHAKES_MAX + 3)
-            ]
-            await served.echo()
-            assert served.failed()["timeout"] >= 3
-            assert await silent[0][0].read() == b""
-            for _, writer in silent:
-                writer.transport.abort()
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story())
+    async with port(tmp_path) as served:
+        silent = [
+            await asyncio.open_connection(HOST, served.number) for _ in range(HANDSHAKES_MAX + 3)
+        ]
+        await served.echo()
+        assert served.failed()["timeout"] >= 3
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.transport.abort()
 
 
 async def test_an_address_within_its_share_keeps_its_handshake_while_another_takes_all(
@@ -321,24 +305,16 @@ def test_who_gives_way(addresses: list[str]) -> None:
     assert until_s == place + (1.0 if count <= SHARE else SHARE / count)
 
 
-@pytest.mark.parametrize(
-    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-)
-def test_a_half_open_handshake_ends(
-    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("new_loop")
+async def test_a_half_open_handshake_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_S", 0.05)
 
-    async def story() -> None:
-        async with port(tmp_path) as served:
-            reader, writer = await asyncio.open_connection(HOST, served.number)
-            writer.write(b"\x16\x03\x01")  # The beginning of a handshake.
-            assert await reader.read() == b""
-            await served.until(timeout=1)
-            writer.transport.abort()
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story())
+    async with port(tmp_path) as served:
+        reader, writer = await asyncio.open_connection(HOST, served.number)
+        writer.write(b"\x16\x03\x01")  # The beginning of a handshake.
+        assert await reader.read() == b""
+        await served.until(timeout=1)
+        writer.transport.abort()
 
 
 async def test_the_end_of_the_port_is_no_failure(tmp_path: Path) -> None:
