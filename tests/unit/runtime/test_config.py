@@ -143,23 +143,27 @@ def test_other_addresses_need_insecure(host: str) -> None:
     assert host == config(host=host, insecure=True).host
 
 
-def test_a_certificate_turns_the_addresses_to_tls() -> None:
-    plain, encrypted = (
-        config(pulsar_port=6650),
-        config(pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key"),
-    )
-    assert ("http://127.0.0.1:8080", "pulsar://127.0.0.1:6650") == (
-        plain.http_url,
-        plain.pulsar_url,
-    )
-    assert ("https://127.0.0.1:8080", "pulsar+ssl://127.0.0.1:6650") == (
-        encrypted.http_url,
-        encrypted.pulsar_url,
-    )
-    assert (
-        "pulsar+ssl://[::1]:6650"
-        == config(host="::1", pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key").pulsar_url
-    )
+ENCRYPTED = {"pulsar_port": 6650, "tls_certificate": "b.pem", "tls_key": "b.key"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "expected"),
+    [
+        ({"pulsar_port": 6650}, "http_url", "http://127.0.0.1:8080"),
+        ({"pulsar_port": 6650}, "pulsar_url", "pulsar://127.0.0.1:6650"),
+        (ENCRYPTED, "http_url", "https://127.0.0.1:8080"),
+        (ENCRYPTED, "pulsar_url", "pulsar+ssl://127.0.0.1:6650"),
+        ({"host": "::1", **ENCRYPTED}, "pulsar_url", "pulsar+ssl://[::1]:6650"),
+        ({"host": "::1", "http_port": 8081}, "http_url", "http://[::1]:8081"),
+        ({"host": "::1", "http_port": 8081}, "id", "[::1]:8081"),
+        ({"http_port": 8081}, "id", "127.0.0.1:8081"),
+        ({"broker_id": "blue"}, "id", "blue"),
+    ],
+)
+def test_addresses_follow_from_the_settings_and_the_id_from_the_address(
+    settings: dict[str, object], name: str, expected: str
+) -> None:
+    assert expected == getattr(config(**settings), name)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - refused is what it is
@@ -192,13 +196,6 @@ def test_all_addresses_need_an_advertised_host(host: str) -> None:
 def test_an_invalid_host_is_refused(host: str) -> None:
     assert "host: " in problem(host=host, insecure=True)
     assert "advertised_host: " in problem(advertised_host=host)
-
-
-def test_the_default_id_is_the_address() -> None:
-    assert "127.0.0.1:8081" == config(http_port=8081).id
-    assert "[::1]:8081" == config(host="::1", http_port=8081).id
-    assert "http://[::1]:8081" == config(host="::1", http_port=8081).http_url
-    assert "blue" == config(broker_id="blue").id
 
 
 @pytest.mark.parametrize(
@@ -293,12 +290,12 @@ def test_secrets_are_never_printed() -> None:
     assert {"token_secret_key", "basic_passwords", "broker_token"} == set(SECRET_VARIABLES)
 
 
-def test_all_problems_are_reported_at_once() -> None:
+@pytest.mark.parametrize(
+    "settings", [{"http_port": -1, "capacity": 0}, {"broker_id": "a/b", "host": "192.0.2.1"}]
+)
+def test_all_problems_are_reported_at_once(settings: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        config(http_port=-1, capacity=0)
-    assert 2 == len(caught.value.problems)
-    with pytest.raises(InvalidConfig) as caught:
-        config(broker_id="a/b", host="192.0.2.1")
+        config(**settings)
     assert 2 == len(caught.value.problems)
 
 

@@ -49,10 +49,6 @@ def replaced(gone: tuple[Handle, ...], children: tuple[Handle, ...]) -> None:
         handle.children = children
 
 
-def test_the_keys_lie_where_these_tests_need_them() -> None:
-    assert key_hash(LEFT_KEY) < MIDDLE <= key_hash(RIGHT_KEY)
-
-
 def test_work_that_passes_both_checks_is_recorded() -> None:
     """With times, token, and lease."""
     clock, seen = clock_at_start(), list[Evidence]()
