@@ -7,7 +7,6 @@ have only one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,11 +38,13 @@ def spark() -> Iterator[SparkSession]:
         check_java()
     except OperatorError as error:
         _lacking(error)
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", _QUICK_JVM)
-    try:
-        session = spark_session("tests", master=_MASTER, kafka=True)
-    except OperatorError:
-        session = spark_session("tests", master=_MASTER)
+    # For this JVM alone: others tell of the variable where tests read what they print.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", _QUICK_JVM)
+        try:
+            session = spark_session("tests", master=_MASTER, kafka=True)
+        except OperatorError:
+            session = spark_session("tests", master=_MASTER)
     yield session
     session.stop()
 
