@@ -680,6 +680,8 @@ def _described(error: ErrorDetails) -> str:
     setting, message = ".".join(map(str, error["loc"])), error["msg"]
     requirement = message.removeprefix("Input should be ")
     problem = message if requirement == message else f"it must be {requirement}"
+    if error["type"] == "string_too_short":
+        problem = "it must not be empty"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(setting, WorkerConfig.model_fields, n=1)
         problem = "there is no such setting" + "".join(f"; did you mean {name}?" for name in close)

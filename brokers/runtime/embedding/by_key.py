@@ -418,10 +418,9 @@ def ending(send: Send) -> Send:
 
     async def last(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {
-                **message,
-                "headers": [*message.get("headers", ()), (b"connection", b"close")],
-            }
+            headers, end = [*message.get("headers", ())], (b"connection", b"close")
+            # A program that is wrapped in another may end its answers itself.
+            message = {**message, "headers": headers if end in headers else [*headers, end]}
         await send(message)
 
     return last

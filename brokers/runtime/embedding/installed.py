@@ -21,6 +21,9 @@ from equipoise.channel.system.log_lines import PlainLines
 
 _logger: Final = logging.getLogger(__name__)
 
+# A line or two for each bundle, at each start.
+BUNDLE_LINES: Final = "equipoise.brokers.runtime.bundle_lines"
+
 
 class Elsewhere(PeerError):
     """Another program owns a key."""
@@ -151,7 +154,7 @@ async def _ended(life: AsyncExitStack) -> None:
 
 def show_log_lines() -> None:
     """Have the log lines of the worker shown, unless the program has set up its logging. Servers
-    show only their own lines by default.
+    show only their own lines by default. Those about each bundle are left out.
     """
     logger = logging.getLogger("equipoise")
     if not logger.hasHandlers():
@@ -159,3 +162,4 @@ def show_log_lines() -> None:
         handler.setFormatter(PlainLines())
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+        logging.getLogger(BUNDLE_LINES).setLevel(logging.WARNING)

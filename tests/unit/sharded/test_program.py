@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from fastapi.exceptions import FastAPIError
 
 from equipoise import Equipoise, Keyed, Shard, Tasks
 from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.embedding.by_key import ending
+from equipoise.brokers.runtime.embedding.installed import BUNDLE_LINES, show_log_lines
 from equipoise.brokers.sharded.settings import Settings
 from equipoise.errors import CallerError, InvalidConfig
 
@@ -61,6 +64,11 @@ def test_type_checkers_know_all_settings_of_a_broker() -> None:
             "leese_ms: there is no such setting; did you mean lease_ms?",
         ),
         (lambda: program(pages(), lease_ms="long"), InvalidConfig, "lease_ms: it must be"),
+        (
+            lambda: Equipoise("memory:a", cluster=""),
+            InvalidConfig,
+            "cluster: it must not be empty",
+        ),
         (
             lambda: program(pages(), Tasks(NAMESPACE, crawl)),
             CallerError,
@@ -248,3 +256,32 @@ async def test_a_store_that_fails_is_answered_503_with_the_reason() -> None:
         assert (broken.status_code, "disk is on fire" in broken.text) == (503, True)
         assert broken.headers["x-equipoise-outcome"] == "not-started"
         assert (await client.post("/visits/home")).json() == 1
+
+
+def test_a_program_without_logging_shows_a_handful_of_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not those about each bundle."""
+    for name in ("equipoise", BUNDLE_LINES):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)
+    logger = logging.getLogger("equipoise")
+    before = [*logger.handlers]
+    try:
+        show_log_lines()
+        assert logging.getLogger("equipoise.brokers.runtime.worker").getEffectiveLevel() == 20
+        assert logging.getLogger(BUNDLE_LINES).getEffectiveLevel() == 30
+    finally:
+        logger.handlers = before
+        for each in (logger, logging.getLogger(BUNDLE_LINES)):
+            each.setLevel(logging.NOTSET)  # Forget what was cached.
+
+
+async def test_an_answer_of_a_program_that_drains_ends_its_connection_once() -> None:
+    sent = list[dict[str, Any]]()
+
+    async def send(message: Any) -> None:  # noqa: ANN401
+        sent.append(message)
+
+    await ending(ending(send))({"type": "http.response.start", "status": 200, "headers": []})
+    assert [(b"connection", b"close")] == sent[0]["headers"]
