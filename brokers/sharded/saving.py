@@ -205,21 +205,21 @@ class Saver(Generic[T]):
         try:
             deadline = Deadline.after(timeout_ms=self._call_ms)
             problem = await self._saved(self._unsaved, deadline)
-            if problem is None:
-                pause_s = self._unsaved_s / 2
-            else:
-                pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
-                _logger.error(
-                    "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
-                    problem,
-                    len(self._unsaved),
-                    self._namespace,
-                    pause_s,
-                )
         finally:
             self._round = None
-            if self._unsaved:
-                self._start_round(pause_s)
+        if problem is None:
+            pause_s = self._unsaved_s / 2
+        else:
+            pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
+            _logger.error(
+                "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
+                problem,
+                len(self._unsaved),
+                self._namespace,
+                pause_s,
+            )
+        if self._unsaved:
+            self._start_round(pause_s)
 
     async def _saved(self, unsaved: Mapping[str, Kept[T]], deadline: Deadline) -> str | None:
         """Save these objects. Return why that failed for one of them."""

@@ -302,7 +302,7 @@ def play(seed: int) -> None:
     rng = random.Random(seed)
     has_store = rng.random() < 0.8
     unsaved_ms = rng.choice((0, 0, 2, 3_600_000)) if has_store else 0
-    with patch("equipoise.brokers.sharded.saving._LAST_PAUSE_S", 0.001):
+    with patch("equipoise.brokers.sharded.saving._LAST_PAUSE_S", 0.01):
         Hunt(rng, has_store, unsaved_ms).play()
 
 
