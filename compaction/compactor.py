@@ -1,7 +1,7 @@
 """Compact a log: shorten it without changing the view that it folds to.
 
-`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds`
-what may be cut, and `history_snapshot` how retained records keep their verdicts.
+`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` what may be
+cut, and `history_snapshot` how retained records keep their verdicts.
 
 How a log is compacted
 1. Claim the compacted snapshot: no older compactor can write from here on.
@@ -114,9 +114,8 @@ def compact(
     * A `dry_run` changes nothing.
     * Of several compactions at once, all but one raise `SnapshotFenced` or find nothing to do.
 
-    Raises `OperatorError`, `SnapshotFenced`, what `channel.snapshots.restore.restoration`
-    raises (`ChannelIncomplete`, `OperatorError`), what `Reader.feed` raises, and what `Log.append`
-    raises for a log that cannot be written.
+    Raises `OperatorError`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` and
+    `Reader.feed` raise, and what `Log.append` raises for a log that cannot be written.
     """
     return _Compaction(
         scribe=Scribe(log=log, timeout_ms=timeout_ms, step=step, check=check),
@@ -218,9 +217,7 @@ class _Compaction:
         entries = log.read(reader.position, limit=RECORDS_BETWEEN)
         while entries:
             for entry in entries:
-                folded = reader.feed(entry)
-                if type(folded.record) is Renewed:
-                    agreement.see(folded)
+                agreement.see(reader.feed(entry))
             records += len(entries)
             bytes_below += sum([len(entry.data) for entry in entries])
             checkpoints[reader.view.offset] = bytes_below

@@ -131,6 +131,7 @@ class _Run:
         live, least = self._channel.live, float(self._trace.capacity.min())
         interval_ms = self._settings.reports.sample_interval_ms
         for broker in self._trace.brokers:
+            # A change within a tick counts from its beginning.
             is_live = broker.is_live((now_ms + _TICK_MS - 1) / 1_000)
             if is_live and broker.broker not in live:
                 self._channel.join(

@@ -121,7 +121,7 @@ class Reports:
 
 
 def by_cost(loads: Mapping[str, Load]) -> Reports:
-    """Return reports for the `BalancedShedder`: cost of the bundles."""
+    """Return reports of the cost of bundles, as `BalancedShedder` weighs them."""
     carried = {name: load.cost for name, load in loads.items()}
     return _reports_of(loads, carried, lambda _, bundle: bundle.cost)
 
@@ -399,9 +399,7 @@ class _Batch:
         destinations: Destinations,
         scale: Scale,
         *,
-        narrow: Callable[[BundleEntry, Sequence[str], _Batch], Sequence[str]] = lambda _, fit, __: (
-            fit
-        ),
+        narrow: Callable[[BundleEntry, Sequence[str], _Batch], Sequence[str]],
     ) -> None:
         self._view = view
         self._destinations = destinations

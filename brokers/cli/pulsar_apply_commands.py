@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -21,7 +21,19 @@ from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.brokers.cli.pulsar_plan_commands import live_on, now_ms
 from equipoise.brokers.errors import counted
 from equipoise.channel.system.stop_signals import first_stop_signal
-from equipoise.pulsar_cluster.applying import AuditFile, audit_file, entries_in
+from equipoise.pulsar_cluster.admin import PulsarAdmin
+from equipoise.pulsar_cluster.applying import (
+    SHEDDING,
+    AuditFile,
+    Watch,
+    apply_plan,
+    audit_file,
+    entries_in,
+    is_shedding,
+    restore_shedding,
+    settings_of_leader,
+    shedding_off,
+)
 from equipoise.pulsar_cluster.moving import MoveOutcome, Status
 from equipoise.pulsar_cluster.planning import command_of
 from equipoise.pulsar_cluster.saved_plans import (
@@ -32,11 +44,7 @@ from equipoise.pulsar_cluster.saved_plans import (
     rest_of,
     undoing,
 )
-from equipoise.pulsar_cluster.sources import admin_of
-
-if TYPE_CHECKING:
-    from equipoise.pulsar_cluster.admin import PulsarAdmin
-    from equipoise.pulsar_cluster.sources import LiveCluster
+from equipoise.pulsar_cluster.sources import LiveCluster, admin_of
 
 _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64
@@ -148,8 +156,6 @@ def _why_not(
     saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool
 ) -> str | None:
     """Return why the plan must not be applied now; None if it may."""
-    from equipoise.pulsar_cluster.applying import SHEDDING, is_shedding, settings_of_leader
-
     changed = changes(saved, cluster.table.bundles, admin.brokers(), admin.leader())
     if changed is not None:
         return f"the cluster has changed since the plan: {changed}; make a new plan"
@@ -171,16 +177,6 @@ def _send(
     options: Sending,
 ) -> str | None:
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
-    from equipoise.pulsar_cluster.applying import (
-        SHEDDING,
-        Watch,
-        apply_plan,
-        is_shedding,
-        restore_shedding,
-        settings_of_leader,
-        shedding_off,
-    )
-
     stopped, moved, switch = None, 0, options.switch_shedding_off
     with first_stop_signal() as interrupted, ExitStack() as stack:
         unrestored = lines.unrestored()

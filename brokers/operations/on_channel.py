@@ -198,8 +198,8 @@ def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration
     declare. The lock is taken before the channel is read, so the last records of the process are on
     the log by then.
 
-    Raises `OperatorError` if the process still runs or its lock proves nothing,
-    `OperatorError`, and what `submit` raises.
+    Raises `OperatorError` if the process still runs or its lock proves nothing, and what `submit`
+    raises.
     """
     instance_ids = instance_ids_of_dead(data_directory)
     read_on(access.log, access.reader, deadline=access.deadline)

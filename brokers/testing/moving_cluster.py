@@ -199,8 +199,9 @@ def moves_at_every_await(
     """Yield a new cluster for each run of a scenario: one without a move, then one for each await
     point, with a move there.
 
-    `cluster` makes the one that moves the bundle of a key, `about` which errors are, at an await
-    point. `only` leaves a single run, with the move at that point.
+    `cluster` makes one that moves the bundle of a key at an await point (None: nowhere). `about` is
+    that key in errors. `only` leaves a single run, with the move at that point.
+
     Raises `CallerError` if the scenario has no await point, if a run does not reach its point, or
     if the channel refused each move.
     """

@@ -1,7 +1,7 @@
 """Serve Pulsar's administration paths of namespaces and bundles.
 
-`docs/reference/http.md` compares each path with Pulsar's. `brokers.operations.verbs` defines the
-operations.
+`docs/reference/http.md` compares each path with Pulsar's. `brokers.operations` has `verbs` and
+`moves`, the operations.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ no body."""
 # Clients read 8 KiB of headers, and a reason has up to 1,024 characters.
 _EXAMPLES_MAX: Final = 3
 
-
+# In place of the range of a bundle to split.
 LARGEST: Final = "LARGEST"
 HOT: Final = "HOT"
 

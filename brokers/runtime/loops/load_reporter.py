@@ -1,4 +1,4 @@
-"""Load a broker's load at intervals, and publish it to the load bus when a report is due.
+"""Sample a broker's load at intervals, and publish it to the load bus when a report is due.
 
 `sampling` and `resource_use` compute the figures; `report_due` decides when to publish.
 """
@@ -72,7 +72,7 @@ class LoadReporter:
         return self._carried.bundles()
 
     async def run(self) -> None:
-        """Load and report until cancelled. Then withdraw the report, because no broker should
+        """Sample and report until cancelled. Then withdraw the report, because no broker should
         weigh one that has left.
         """
         try:
