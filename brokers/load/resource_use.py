@@ -61,7 +61,7 @@ def resources_between(
     if seconds <= 0:
         return None
 
-    def kbits(counted_before: int, counted: int, reported: float) -> Use:
+    def network_use(counted_before: int, counted: int, reported: float) -> Use:
         return Use(
             used=max((counted - counted_before) / seconds, reported, 0.0) * _BYTE_KBIT,
             limit=limits.network_kbits,
@@ -73,8 +73,8 @@ def resources_between(
             limit=100 * limits.cpu_cores,
         ),
         memory=Use(used=now.memory_bytes / _MIB, limit=limits.memory_bytes / _MIB),
-        bandwidth_in=kbits(before.bytes_in, now.bytes_in, reported_in),
-        bandwidth_out=kbits(before.bytes_out, now.bytes_out, reported_out),
+        bandwidth_in=network_use(before.bytes_in, now.bytes_in, reported_in),
+        bandwidth_out=network_use(before.bytes_out, now.bytes_out, reported_out),
     )
 
 

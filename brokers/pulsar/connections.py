@@ -38,7 +38,7 @@ _REJECTED_MAX: Final = 16
 
 @dataclass(slots=True)
 class Counts:
-    """The counters of all connections since its start. `brokers.pulsar.server` exports them."""
+    """The counters of all connections since the start. `brokers.pulsar.server` exports them."""
 
     accepted: int = 0
     refused: int = 0
@@ -218,7 +218,7 @@ class Connections(Generic[C]):
         if not self._clients and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def keeps_unfinished(self, client: C, bytes_: int, *, came_bytes: int) -> None:
+    def note_unfinished(self, client: C, bytes_: int, *, came_bytes: int) -> None:
         """Note that `bytes_` of an unfinished frame are buffered for a client, after `came_bytes`
         arrived.
 
@@ -244,7 +244,7 @@ class Connections(Generic[C]):
             self.disconnected(oldest, Violation.NO_ROOM, problem)
             oldest.abort()
 
-    def is_behind(self, client: C, bytes_: int) -> Violation | None:
+    def note_behind(self, client: C, bytes_: int) -> Violation | None:
         """Note that `bytes_` wait for a client. Return the violation if that is too much, or
         None.
         """

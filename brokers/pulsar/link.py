@@ -161,7 +161,7 @@ class ClientLink(asyncio.Protocol):
         reader = self.connection.reader
         # Whole frames that are left for later are no unfinished frame. They are one read of the
         # transport at most.
-        self._connections.keeps_unfinished(
+        self._connections.note_unfinished(
             self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data)
         )
         if self.connection.is_held:
@@ -320,7 +320,7 @@ class ClientLink(asyncio.Protocol):
             return
         transport.write(outgoing)
         behind_bytes = transport.get_write_buffer_size()
-        violation = self._connections.is_behind(self, behind_bytes)
+        violation = self._connections.note_behind(self, behind_bytes)
         if violation is not None:
             self._connections.disconnected(
                 self, violation, f"it does not read: {behind_bytes} bytes wait for it"

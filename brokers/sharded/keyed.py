@@ -432,7 +432,7 @@ class Keyed(Service, Generic[T]):
         """Yield the object, and keep what the call has changed."""
         bundle = self._part_of(key, work).bundle.name
         if self._saver is not None:
-            await self._saver.last_save(key, kept, deadline)
+            await self._saver.await_last_save(key, kept, deadline)
         encoded = kept.encoded
         if encoded is None and self._saver is not None:
             encoded = await self._saver.load(key, deadline)

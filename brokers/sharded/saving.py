@@ -55,7 +55,6 @@ class StaleToken(PeerError):
 
     def __init__(self, *, namespace: str, key: str, token: int) -> None:
         """`token` is that of the refused write."""
-        self._namespace = namespace
         self.key = key
         self.token = token
         super().__init__(
@@ -123,14 +122,14 @@ class Saver(Generic[T]):
         except Exception as error:
             raise self._store_failed(key, "load", error) from error
 
-    async def last_save(self, key: str, kept: Kept[T], deadline: Deadline) -> None:
+    async def await_last_save(self, key: str, kept: Kept[T], deadline: Deadline) -> None:
         """Wait for the end of a save whose call has given up."""
         if kept.saving is not None and not self.puts_off:
             what = f"the end of the save before, of {key}"
             await deadline.wait(asyncio.wait({kept.saving}), what=what)
 
     def check(self, key: str, kept: Kept[T]) -> None:
-        """Refuse a change that could not be put off."""
+        """Refuse a change whose last one has not been saved, or that could not be put off."""
         if kept.problem is not None:
             raise PeerError(
                 f"the object of {self._namespace}/{key} takes no change until its last one is"

@@ -81,12 +81,12 @@ class PulsarAdmin:
             *self.documented(),
             *defaults(self._worker, DEFAULTS_OF_TOPICS),
             # Lists of persistent topics are not among them: they are empty.
-            web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self.persistent),
+            web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self._refuse_persistent),
             *(
-                web.route(method, _PERSISTENT_TOPIC, self.persistent)
+                web.route(method, _PERSISTENT_TOPIC, self._refuse_persistent)
                 for method in ("PUT", "POST", "DELETE")
             ),
-            web.route("*", "/ws/{path:.*}", self.websocket),
+            web.route("*", "/ws/{path:.*}", self._refuse_websocket),
         ]
 
     def is_pulsars(self, topic: TopicName) -> bool:
@@ -104,14 +104,14 @@ class PulsarAdmin:
         """
         await self._server.service.handovers.all_fetched()
 
-    async def persistent(self, request: web.Request) -> web.Response:
+    async def _refuse_persistent(self, request: web.Request) -> web.Response:
         """Refuse a persistent topic. The reason names the topic to use."""
         named = request.match_info
         raise not_stored(
             parse_topic(f"{PERSISTENT}://{named['tenant']}/{named['namespace']}/{named['topic']}")
         )
 
-    async def websocket(self, request: web.Request) -> web.Response:
+    async def _refuse_websocket(self, request: web.Request) -> web.Response:
         """Refuse a WebSocket client with 501."""
         url = pulsar_address(self._worker.profile.addresses) or "the broker's Pulsar address"
         reason = (
