@@ -185,11 +185,7 @@ def subject_of(intent: Intent) -> str:
         return settings_records.KEY
     if isinstance(intent, MergeBundles):
         return intent.left
-    return (
-        intent.bundle
-        if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel)
-        else intent.name
-    )
+    return intent.bundle if isinstance(intent, AboutBundle) else intent.name
 
 
 def tenant_of(intent: Intent) -> str | None:
@@ -294,8 +290,7 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
     Refused here are only intents without a record (unknown bundle, no owner) or without effect.
     """
     if isinstance(intent, AboutBundle):
-        name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
-        bundle = view.bundles.get(name)
+        bundle = view.bundles.get(subject_of(intent))
         if bundle is None:
             return Verdict(reason=Reason.UNKNOWN_BUNDLE)
         if isinstance(intent, Cancel):
@@ -323,7 +318,7 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
     if intent.name not in view.namespaces:
         return Verdict(reason=Reason.UNKNOWN_NAMESPACE)
     if isinstance(intent, SetPolicy):
-        return _policies(view, intent)
+        return _namespace_policy(view, intent)
     if isinstance(intent, StartDeletingNamespace):
         return partial(propose.start_deleting_namespace, view=view, name=intent.name)
     assert isinstance(intent, DeleteNamespace)
@@ -365,7 +360,7 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
     return f"no other broker may own it: {'; '.join(reasons) or 'no other broker accepts bundles'}"
 
 
-def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
+def _namespace_policy(view: View, intent: SetPolicy) -> Make | Verdict:
     before = view.namespaces[intent.name].policies
     now = before.get(intent.policy)
     # Check in each attempt: of two concurrent changes, the second sees the first.

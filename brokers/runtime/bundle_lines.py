@@ -14,6 +14,7 @@ from typing import Final
 
 from equipoise.brokers.agent.effects import Abandon, Close, Effect, Open
 from equipoise.brokers.agent.events import Closed, Event, Opened
+from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.moves import Moves, ObservedMove
 from equipoise.channel.core.view import View
 
@@ -47,33 +48,25 @@ class BundleLines:
     def carried_out(self, effect: Effect, view: View) -> None:
         """Note an effect of the agent that opens or closes a bundle."""
         if isinstance(effect, Open):
-            bundle, token = effect.handle.bundle, effect.handle.token
-            reason = self._reasons_of_arrivals.pop(bundle, None)
-            self._begin(
-                bundle,
-                token,
-                view,
-                source=None if effect.source is None else effect.source.broker,
-                reason=reason,
-            )
+            source = None if effect.source is None else effect.source.broker
+            reason = self._reasons_of_arrivals.pop(effect.handle.bundle, None)
+            self._begin(effect.handle, view, source=source, reason=reason)
         elif isinstance(effect, Close):
-            bundle, token = effect.handle.bundle, effect.handle.token
             destination = None if effect.moved_to is None else effect.moved_to.broker
-            self._begin(
-                bundle, token, view, destination=destination, reason=self._moves.reason(bundle)
-            )
+            reason = self._moves.reason(effect.handle.bundle)
+            self._begin(effect.handle, view, destination=destination, reason=reason)
         elif isinstance(effect, Abandon):
             self._in_progress.pop(effect.bundle, None)
 
-    def _begin(self, bundle: str, token: int, view: View, **why: str | None) -> None:
-        entry = view.bundles.get(bundle)
+    def _begin(self, handle: Handle, view: View, **why: str | None) -> None:
+        entry = view.bundles.get(handle.bundle)
         fields: dict[str, object] = {
-            "bundle": bundle,
-            "token": token,
+            "bundle": handle.bundle,
+            "token": handle.token,
             "offset": None if entry is None else entry.last,
             **why,
         }
-        self._in_progress[bundle] = _Operation(fields=fields, at_ns=self._now_ns())
+        self._in_progress[handle.bundle] = _Operation(fields=fields, at_ns=self._now_ns())
 
     def ended(self, event: Event) -> None:
         """Write the line of a finished operation. The runner of services logs failures."""

@@ -425,8 +425,8 @@ class BalancingMetrics(Collector):
         self._rounds: Tally[tuple[str, ...]] = Tally(
             {(kind, *outcome): 0 for kind, outcomes in _ROUNDS.items() for outcome in outcomes}
         )
-        self._unloads: Tally[ResultAndCause] = Tally(dict.fromkeys(_UNLOADS, 0))
-        self._splits: Tally[ResultAndCause] = Tally(dict.fromkeys(_SPLITS, 0))
+        self._unloads: Tally[tuple[str, ...]] = Tally(dict.fromkeys(_UNLOADS, 0))
+        self._splits: Tally[tuple[str, ...]] = Tally(dict.fromkeys(_SPLITS, 0))
         self._unloaded_brokers = 0
         self._refused: Tally[str] = Tally()
         self._used_percent: Mapping[str, float] = {}
@@ -460,9 +460,11 @@ class BalancingMetrics(Collector):
         """Set mean and deviation (fractions) of the brokers' averages in the last round, if
         computed.
         """
-        known = mean is not None and deviation is not None
-        # Both known.
-        self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item]
+        self._spread = (
+            {}
+            if mean is None or deviation is None
+            else {("max_ema", "avg"): mean, ("max_ema", "std"): deviation}
+        )
 
     def refused(self, reporter: str) -> None:
         """Count a load report that a round left out as impossible."""
@@ -518,7 +520,7 @@ class BalancingMetrics(Collector):
                 text="Decisions of rounds, by result and reason.",
                 metric=_UNLOADING,
                 labels=breakdown,
-                values=_by_outcome(self._unloads),
+                values=self._unloads,
             ),
             _Series(
                 name="lb_bundles_split",
@@ -531,7 +533,7 @@ class BalancingMetrics(Collector):
                 text="Decisions to split, by result and reason.",
                 metric=_SPLITTING,
                 labels=breakdown,
-                values=_by_outcome(self._splits),
+                values=self._splits,
             ),
         )
 
@@ -565,13 +567,8 @@ class BalancingMetrics(Collector):
         )
 
 
-def _successes(counts: Mapping[ResultAndCause, int]) -> int:
+def _successes(counts: Mapping[tuple[str, ...], int]) -> int:
     return sum(count for (result, _), count in counts.items() if result == "Success")
-
-
-def _by_outcome(counts: Mapping[ResultAndCause, int]) -> Values:
-    # A dict of pairs is none of tuples.
-    return {outcome: count for outcome, count in counts.items()}  # noqa: C416
 
 
 def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
