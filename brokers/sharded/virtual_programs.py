@@ -264,9 +264,10 @@ class Programs(MovingCluster[Service]):
         self._at_end.callback(sys.modules.pop, copy)
         spec.loader.exec_module(made)
         app = getattr(made, name or "app", None)
+        # `install` makes a method of an `Equipoise` middleware; `wrap` keeps one with its argument.
         around = [getattr(each, "cls", None) for each in getattr(app, "user_middleware", ())]
         if isinstance(app, Installed):
-            around.append(app.running)
+            around.append(getattr(app.running, "func", None))
         owners = [getattr(each, "__self__", None) for each in around]
         for member in owners:
             if isinstance(member, Equipoise) and callable(app):

@@ -45,10 +45,26 @@ async def sell_slowly(item: str, stock: Stock) -> int:
 Equipoise("sqlite:a.db", stocks, cluster="a", address="http://127.0.0.1:8000").install(app)
 """
 
+WRAPPED = """
+from stock_program import Equipoise, FastAPI, Keyed, Stock
+
+program, stocks = FastAPI(), Keyed("shop/stock", Stock)
+
+@program.post("/{item}")
+async def sell(item: str) -> int:
+    async with stocks.at(item) as stock:
+        stock.sold += 1
+        return stock.sold
+
+member = Equipoise("sqlite:a.db", stocks, cluster="a", address="http://127.0.0.1:8000")
+app = member.wrap(program, keys={"/{key}": "shop/stock"})
+"""
+
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stock_program.py").write_text(PROGRAM)
+    (tmp_path / "wrapped_program.py").write_text(WRAPPED)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -72,6 +88,11 @@ def test_state_that_is_not_in_the_object_is_found_to_be_lost() -> None:
 def test_a_call_whose_program_is_killed_is_not_repeated_unless_it_may_be() -> None:
     with pytest.raises(PeerError, match="nobody knows whether POST /tea/slowly was executed"):
         sold("/tea/slowly", kills=True)
+
+
+def test_a_wrapped_program_runs_as_an_installed_one_does() -> None:
+    with Programs("wrapped_program:app") as programs:
+        assert [programs.request("POST", "/tea").json() for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.parametrize(
