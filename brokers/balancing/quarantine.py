@@ -188,12 +188,10 @@ class Suspicions:
         self, folded: Folded, death: BrokerChanged, view: View, rules: QuarantineRules
     ) -> None:
         assert death.dead is not None, "it is a death"
-        event, silent_from, lost = (
-            _Event(folded.offset, death.name),
-            self._silent_from(death.dead),
-            [],
-        )
+        event = _Event(folded.offset, death.name)
         self._all_deaths.append(event)
+        silent_from = self._silent_from(death.dead)
+        lost: list[str] = []
         for change in folded.verdict.changes:
             if (
                 not isinstance(change, BundleChanged)

@@ -28,6 +28,20 @@ from equipoise.brokers.runtime.config import DERIVED, SECRET_VARIABLES
 from equipoise.brokers.security.identity import BASIC, TLS, TOKEN
 from equipoise.channel.kafka.settings import MASK
 
+_logger: Final = logging.getLogger(__name__)
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""The largest file read. Pulsar's own has 100 KiB."""
+
+# Keys of Pulsar whose values may be secret. Some that match are not; a log does not need their
+# values.
+_is_secret: Final = re.compile(
+    "secret|password|token|key|credential|authenticationparameters", re.IGNORECASE
+).search
+
+
+# --- the entries about security ---
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
@@ -178,8 +192,8 @@ _ROWS: Final[Mapping[str, EntryRow]] = {
     "authorizationAllowWildcardsMatching": _only("rights name roles and topics in full"),
 }
 
-# What is about security, by its key. Those that begin so are about parts of Pulsar that do not
-# exist here.
+# A key that has one of these is about security, unless it begins with one of those: they are parts
+# of Pulsar that do not exist here.
 _is_about_security: Final = re.compile(
     "auth|tls|ssl|sasl|jaas|kinit|kerberos|openid|token|superuser|proxyroles|anonymous|certificate|credential|password|secret",
     re.IGNORECASE,
@@ -374,16 +388,7 @@ def _converted(key: str, values: Mapping[str, str]) -> str:
     return values[key] if both is None else f"basic:{both[0]}:{both[1]}"
 
 
-FILE_BYTES_MAX: Final = 1 << 20
-"""The largest file read. Pulsar's own has 100 KiB."""
-
-_logger: Final = logging.getLogger(__name__)
-
-# Keys of Pulsar whose values may be secret. Some that match are not; a log does not need their
-# values.
-_is_secret: Final = re.compile(
-    "secret|password|token|key|credential|authenticationparameters", re.IGNORECASE
-).search
+# --- the file ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,19 +179,7 @@ def _send(
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
     stopped, moved, switch = None, 0, options.switch_shedding_off
     with first_stop_signal() as interrupted, ExitStack() as stack:
-        unrestored = lines.unrestored()
-        if unrestored is not None and switch:
-            restore_shedding(admin, lines, unrestored)
-        elif unrestored is not None:
-            value = unrestored.get("dynamic") or unrestored.get("value")
-            command = (
-                f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
-            )
-            sentence = (
-                "Pulsar's own shedding is still off, because an earlier apply was killed; switch"
-                f" it on afterwards: {command}"
-            )
-            cluster.print_fact(sentence, {"plan": saved.id, "warning": sentence})
+        _settle_earlier(saved, admin, lines, cluster=cluster, may_switch=switch)
         if switch and is_shedding(settings_of_leader(admin)):
             stack.enter_context(shedding_off(admin, lines))
         watch = Watch(admin, live.reports, saved.moves)
@@ -218,6 +206,25 @@ def _send(
             f" a line of {lines.path}"
         )
     return stopped
+
+
+def _settle_earlier(
+    saved: SavedPlan, admin: PulsarAdmin, lines: AuditFile, *, cluster: Cluster, may_switch: bool
+) -> None:
+    """Restore the shedding that an earlier apply switched off before it was killed, or print how to
+    do so.
+    """
+    unrestored = lines.unrestored()
+    if unrestored is not None and may_switch:
+        restore_shedding(admin, lines, unrestored)
+    elif unrestored is not None:
+        value = unrestored.get("dynamic") or unrestored.get("value")
+        command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
+        sentence = (
+            "Pulsar's own shedding is still off, because an earlier apply was killed; switch it on"
+            f" afterwards: {command}"
+        )
+        cluster.print_fact(sentence, {"plan": saved.id, "warning": sentence})
 
 
 def _print_outcome(outcome: MoveOutcome, cluster: Cluster) -> None:

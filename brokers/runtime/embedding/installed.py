@@ -110,7 +110,7 @@ class Installed:
 
     async def _live(self, scope: Message, receive: Receive, send: Send) -> None:
         """Start the worker before the server learns that the program has started, and end it before
-        the program learns that it ends. A program without this protocol has one of ours.
+        the program learns that it ends. For a program without this protocol, answer in its place.
         """
         has_protocol = False
         async with AsyncExitStack() as life:
@@ -135,6 +135,7 @@ class Installed:
             try:
                 await self._app(scope, received, sent)
             except Exception:
+                # So a program says that it does not know the protocol.
                 if has_protocol:
                     raise
             if not has_protocol:
