@@ -63,6 +63,7 @@ from equipoise.channel.core.records import (
 )
 
 _INTEGER_BITS: Final = INTEGER_MAX.bit_length()
+# `hot_frozen` says why.
 _init_transition: Final = BundleTransition.__init__
 _init_renewed: Final = Renewed.__init__
 _hot_fields: Final = itemgetter(
@@ -111,8 +112,7 @@ def encode(record: AnyRecord) -> bytes:
     return orjson.dumps({name: value for name, value in raw.items() if value is not None})
 
 
-# --- the envelope
-# --------------------------------------------------------------------------------------------------
+# --- the envelope ---
 
 Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int, str | None]
 
@@ -264,8 +264,7 @@ def _remark(raw: Raw, name: str) -> str | None:
     return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
 
 
-# --- kinds
-# --------------------------------------------------------------------------------------------------
+# --- kinds ---
 
 
 def _decode_bundle(raw: Raw) -> BundleTransition:
@@ -460,8 +459,7 @@ _DECODERS: Final[Mapping[str, Callable[[Raw], AnyRecord]]] = {
 }
 
 
-# --- writing
-# --------------------------------------------------------------------------------------------------
+# --- writing ---
 
 # type -> (kind, status if the type fixes it)
 _KINDS: Final[Mapping[type[AnyRecord], tuple[str, str | None]]] = {

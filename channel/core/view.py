@@ -124,7 +124,7 @@ def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict 
     """
     incarnation = record.incarnation
     if incarnation is None:
-        return None if isinstance(record, Unreadable) else _admin_is_late(offset, record.as_of or 0)
+        return None if isinstance(record, Unreadable) else _admin_refusal(offset, record.as_of or 0)
     publisher = view.live.get(incarnation)
     if publisher is None or publisher.broker != record.publisher:
         return _REJECTED[Reason.DEAD_PUBLISHER]
@@ -135,7 +135,7 @@ def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict 
     return None
 
 
-def _admin_is_late(offset: int, as_of: int) -> Verdict | None:
+def _admin_refusal(offset: int, as_of: int) -> Verdict | None:
     if offset - as_of > ADMIN_WINDOW_OFFSETS:
         return _LATE
     if as_of >= offset:
@@ -147,8 +147,7 @@ def _unreadable(_view: View, _offset: int, record: Unreadable) -> Verdict:
     return Verdict(reason=Reason.MALFORMED, problem=record.problem)
 
 
-# --- genesis, level, policies
-# ---------------------------------------------------------------------------------------------
+# --- genesis, level, policies ---
 
 
 def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
@@ -213,8 +212,7 @@ def _remember_removal(view: View, offset: int) -> None:
     view.scalars_changed()
 
 
-# --- namespaces
-# --------------------------------------------------------------------------------------------------
+# --- namespaces ---
 
 
 def _namespace(view: View, offset: int, record: NamespaceRecord) -> Verdict:
@@ -292,8 +290,7 @@ def _namespace_deleted(view: View, offset: int, before: NamespaceEntry) -> Verdi
     return Verdict(changes=(NamespaceChanged(name=before.name, before=before, after=None), *gone))
 
 
-# --- brokers
-# --------------------------------------------------------------------------------------------------
+# --- brokers ---
 
 
 def _joined(view: View, offset: int, record: Joined) -> Verdict:
@@ -425,8 +422,7 @@ def _declare_dead(view: View, offset: int, dead: int) -> list[BundleChanged]:
     return changes
 
 
-# --- bundles
-# --------------------------------------------------------------------------------------------------
+# --- bundles ---
 
 
 def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:

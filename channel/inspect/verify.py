@@ -634,8 +634,7 @@ def ties(record: Record) -> tuple[int, ...]:
     return tuple(offset for offset in named if offset)
 
 
-# --- the invariants
-# --------------------------------------------------------------------------------------------------
+# --- the invariants ---
 
 
 def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, str]]:

@@ -230,8 +230,7 @@ def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
     return tuple(checkpoints)
 
 
-# --- from a view to rows
-# --------------------------------------------------------------------------------------------------
+# --- from a view to rows ---
 
 
 def keys_of(view: View) -> frozenset[str]:
@@ -304,8 +303,7 @@ def _row(key: str, fields: Raw) -> SnapshotRow:
     return SnapshotRow(key, _sealed(key, fields))
 
 
-# --- from rows to a view
-# --------------------------------------------------------------------------------------------------
+# --- from rows to a view ---
 
 
 def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
@@ -437,8 +435,7 @@ _PUTS: Final[Mapping[str, Callable[[View, Raw, Marker], None]]] = {
 }
 
 
-# --- checksums
-# --------------------------------------------------------------------------------------------------
+# --- checksums ---
 
 _SEAL: Final = b',"checksum":"%08x"}'
 _SEAL_BYTES: Final = len(_SEAL % 0)

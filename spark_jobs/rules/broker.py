@@ -157,8 +157,7 @@ class BrokerCase(RejectionCase):
         )
 
 
-# --- attempts
-# --------------------------------------------------------------------------------------------------
+# --- attempts ---
 
 
 @rule(
@@ -218,8 +217,7 @@ def expected_offset_existed(case: BrokerCase) -> Violations:
         )
 
 
-# --- leases
-# --------------------------------------------------------------------------------------------------
+# --- leases ---
 
 
 @rule(
@@ -348,8 +346,7 @@ def silent_too_long(case: BrokerCase) -> Violations:
         yield Violation(text, offsets=(last,), subject=subject("broker", name), publisher=name)
 
 
-# --- views
-# --------------------------------------------------------------------------------------------------
+# --- views ---
 
 
 @rule(

@@ -369,8 +369,7 @@ def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
     )
 
 
-# --- rules about states
-# --------------------------------------------------------------------------------------------------
+# --- rules about states ---
 
 
 @rule(

@@ -93,8 +93,7 @@ class LogCase(RejectionCase):
         self.earlier_genesis = () if known.genesis is None else (known.genesis,)
 
 
-# --- entries and events
-# --------------------------------------------------------------------------------------------------
+# --- entries and events ---
 
 
 @rule(
@@ -218,8 +217,7 @@ def folding_stopped(case: LogCase) -> Violations:
         yield Violation(f"no further record can be folded ({case.event}): {problem}")
 
 
-# --- format version and genesis
-# ---------------------------------------------------------------------------------------------
+# --- format version and genesis ---
 
 
 @rule(

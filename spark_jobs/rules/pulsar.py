@@ -33,8 +33,7 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 _MOVING: Final = ("Assigning", "Releasing")
 _RESOLVER: Final = "ServiceUnitStateDataConflictResolver of Pulsar 4.0.8"
 
-# --- rules
-# --------------------------------------------------------------------------------------------------
+# --- rules ---
 
 
 def _rule(
@@ -165,8 +164,7 @@ verdict_differs: Final = _rule(
 )
 
 
-# --- the rule for conflicts
-# -------------------------------------------------------------------------------------------------
+# --- the rule for conflicts ---
 
 
 class State(NamedTuple):
@@ -262,8 +260,7 @@ def _named(broker: str | None) -> str | None:
     return broker if broker is not None and broker.strip() else None
 
 
-# --- the audit of bundles
-# --------------------------------------------------------------------------------------------------
+# --- the audit of bundles ---
 
 
 class Message(NamedTuple):
@@ -496,8 +493,7 @@ def _finding(
     )
 
 
-# --- brokers that were gone
-# -------------------------------------------------------------------------------------------------
+# --- brokers that were gone ---
 
 
 class GoneBrokers:

@@ -41,8 +41,7 @@ RESTRICT_WRITERS: Final = (
 
 _ORDINALS: Final = 1 << 31
 
-# --- findings
-# --------------------------------------------------------------------------------------------------
+# --- findings ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +111,7 @@ def command_for(rule: str, subject: str, offsets: Sequence[int]) -> str:
     return " && ".join(f"equipoise channel show {offset} --log {{log}}" for offset in shown)
 
 
-# --- rules
-# --------------------------------------------------------------------------------------------------
+# --- rules ---
 
 
 class Violation(NamedTuple):
@@ -328,8 +326,7 @@ def _finding(broken: Rule, fact: Fact, violation: Violation) -> Finding:
     )
 
 
-# --- rules about any record, which the verdicts alone show
-# ------------------------------------------------------------------
+# --- rules about any record, which the verdicts alone show ---
 
 verdict_differs: Final = Rule(
     name="verdict_differs",

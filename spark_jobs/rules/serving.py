@@ -138,8 +138,7 @@ class Serving:
         return self.known_from is not None and stretch.token < self.known_from
 
 
-# --- state
-# --------------------------------------------------------------------------------------------------
+# --- state ---
 
 
 def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterator[Finding]:
@@ -314,8 +313,7 @@ def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= _INTEGER_MAX
 
 
-# --- rules
-# --------------------------------------------------------------------------------------------------
+# --- rules ---
 
 
 class StretchCase(NamedTuple):

@@ -323,8 +323,7 @@ def _emitted(table: Table, message: Message, ordinal: int, body: bytes) -> Emitt
     )
 
 
-# --- load reports
-# --------------------------------------------------------------------------------------------------
+# --- load reports ---
 
 
 def load_rows(

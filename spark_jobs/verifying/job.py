@@ -87,8 +87,7 @@ def _print(result: Verification, archive: Archive, options: VerifyOptions, scree
         screen.result(line)
 
 
-# --- reading the archive
-# --------------------------------------------------------------------------------------------------
+# --- reading the archive ---
 
 
 def contents(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
@@ -188,8 +187,7 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
     return int(at.timestamp() * 1_000)
 
 
-# --- one segment, in a task
-# --------------------------------------------------------------------------------------------------
+# --- one segment, in a task ---
 
 
 def check_segment(segment: Segment) -> Checked:
@@ -251,8 +249,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-# --- all segments, in parallel
-# -------------------------------------------------------------------------------------------------
+# --- all segments, in parallel ---
 
 
 def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:

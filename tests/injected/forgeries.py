@@ -49,8 +49,7 @@ FLOOD_RECORDS: Final = 600
 # Brokers that start together each write a genesis. Later each has read one.
 _STARTERS_RACE_MS: Final = 11_000
 
-# --- who writes what another alone may write
-# ---------------------------------------------------------------------------------
+# --- who writes what another alone may write ---
 
 
 def _by_stranger(
@@ -110,8 +109,7 @@ def _admin_makes_it_leave(scene: Scene) -> Forged:
     return _about_broker(broker, propose.left(scene.as_admin(), broker))
 
 
-# --- steps that no table has
-# -------------------------------------------------------------------------------------------------
+# --- steps that no table has ---
 
 
 def _cuts_outside(scene: Scene) -> Forged:
@@ -201,8 +199,7 @@ def _unloads_by_nobody(scene: Scene) -> Forged:
     return about_bundle(bundle, propose.unload(nobody, bundle))
 
 
-# --- lies about brokers
-# --------------------------------------------------------------------------------------------------
+# --- lies about brokers ---
 
 
 def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry]:
@@ -259,8 +256,7 @@ def _says_another_digest(scene: Scene) -> Forged:
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
 
-# --- sequences
-# --------------------------------------------------------------------------------------------------
+# --- sequences ---
 
 
 def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged:
@@ -271,8 +267,7 @@ def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged:
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
 
-# --- the log itself
-# --------------------------------------------------------------------------------------------------
+# --- the log itself ---
 
 
 def _garbage(scene: Scene) -> Forged:

@@ -57,8 +57,7 @@ class _Disobedience:
     seconds: int = _SECONDS
 
 
-# --- recording in another process
-# --------------------------------------------------------------------------------------------
+# --- recording in another process ---
 
 
 def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
@@ -111,8 +110,7 @@ def main() -> None:
     sys.stdout.buffer.write(orjson.dumps(rows))
 
 
-# --- what is broken
-# --------------------------------------------------------------------------------------------------
+# --- what is broken ---
 
 
 def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | None:

@@ -80,8 +80,7 @@ def replaced(rows: pa.Table, offset: int, /, **cells: object) -> pa.Table:
     return pa.Table.from_pylist(changed, schema=rows.schema)
 
 
-# --- the plan
-# --------------------------------------------------------------------------------------------------
+# --- the plan ---
 
 
 def mark(offset: int) -> Mark:
@@ -162,8 +161,7 @@ def test_every_record_is_in_one_segment() -> None:
                 assert 1 == len(takers), (offset, segments)
 
 
-# --- an archive in order
-# --------------------------------------------------------------------------------------------------
+# --- an archive in order ---
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -216,8 +214,7 @@ def test_entries_after_the_end_of_a_closed_channel_are_no_difference(tmp_path: P
     assert [(), len(entries), 1] == [result.differences, result.records, result.not_folded]
 
 
-# --- archives with differences
-# -----------------------------------------------------------------------------------------------
+# --- archives with differences ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,8 +480,7 @@ def test_a_mistake_in_folding_is_not_called_damage(
         verified(archive)
 
 
-# --- the output
-# --------------------------------------------------------------------------------------------------
+# --- the output ---
 
 
 def test_the_first_differences_are_printed_with_commands() -> None:

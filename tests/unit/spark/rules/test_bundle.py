@@ -359,8 +359,7 @@ def test_a_gap_invalidates_the_state() -> None:
     assert [] == story.findings
 
 
-# --- splits, merges and namespaces
-# ----------------------------------------------------------------------------------------
+# --- splits, merges and namespaces ---
 
 
 def test_an_honest_split_merge_creation_and_deletion() -> None:
@@ -430,8 +429,7 @@ def test_a_wrong_merge(
     assert [] == BundleStory(half).begin(phase).rejected(record, verdict, owner=owner).findings
 
 
-# --- evidence and memory
-# --------------------------------------------------------------------------------------------------
+# --- evidence and memory ---
 
 
 def test_a_bundle_that_the_membership_calls_overdue() -> None:

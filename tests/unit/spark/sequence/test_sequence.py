@@ -78,8 +78,7 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
     return [(row.offset, row.verdict) for row in rows if row.table == Table.RECORDS]
 
 
-# --- facts
-# --------------------------------------------------------------------------------------------------
+# --- facts ---
 
 
 def test_a_renewal_with_another_digest_is_marked() -> None:
@@ -153,8 +152,7 @@ def test_facts_leave_out_what_is_nested_too_deep_for_json() -> None:
     assert deep == [row.body for row in rows if row.table == Table.RECORDS][-1]
 
 
-# --- events of the log
-# --------------------------------------------------------------------------------------------------
+# --- events of the log ---
 
 
 def test_moves_are_asked_for_by_the_admin_and_not_by_the_broker_that_wrote_it() -> None:
@@ -385,8 +383,7 @@ def test_the_snapshot_of_a_closed_log_folds_nothing() -> None:
     assert [(90, NOT_FOLDED)] == verdicts(rows)
 
 
-# --- notes
-# --------------------------------------------------------------------------------------------------
+# --- notes ---
 
 
 def test_a_decision_is_stored_unchanged_at_its_own_time() -> None:
