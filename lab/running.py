@@ -87,7 +87,7 @@ class _Run:
     def __init__(self, trace: Trace, settings: BalancingSettings, move_ms: int, seed: int) -> None:
         self._trace, self._settings, self._move_ms = trace, settings, move_ms
         self._seed = seed
-        self._channel = LabChannel(len(trace.bundles))
+        self._channel = _Channel(len(trace.bundles))
         self._column = {name: place for place, name in enumerate(self._channel.names)}
         self._number = {broker.broker: number for number, broker in enumerate(trace.brokers)}
         self._owners: Owners = np.full(len(trace.bundles), -1)
@@ -305,7 +305,7 @@ class _Run:
             self._scheduler.ended(bundle, now_ms)
 
 
-class LabChannel:
+class _Channel:
     """The channel of a run. `names` are the bundles in the order of the trace's columns."""
 
     def __init__(self, bundles: int) -> None:

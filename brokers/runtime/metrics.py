@@ -1,4 +1,4 @@
-"""Export a broker's metrics to Prometheus."""
+"""Export a broker's metrics to Prometheus: its own, and those of balancing under Pulsar's names."""
 
 from __future__ import annotations
 

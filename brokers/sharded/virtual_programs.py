@@ -187,7 +187,7 @@ class Programs(MovingCluster[Service]):
             await asyncio.sleep(0)
             sent.append(message)
 
-        call = asyncio.ensure_future(_run(program.app, scope, receive, send))
+        call = asyncio.ensure_future(program.app(scope, receive, send))
         program.calls.add(call)
         try:
             await asyncio.wait({call})
@@ -275,10 +275,6 @@ class Programs(MovingCluster[Service]):
         raise CallerError(
             f"{self._name} is no app with an Equipoise; give Equipoise(...).install(app) or .wrap"
         )
-
-
-async def _run(app: AsgiApp, scope: Message, receive: Any, send: Any) -> None:  # noqa: ANN401
-    await app(scope, receive, send)
 
 
 def _scope(method: str, path: str, headers: Mapping[str, str]) -> Message:

@@ -383,8 +383,9 @@ class Namespaces(Admin):
             positions = None  # As in Pulsar, these algorithms ignore possible positions.
         return await self._done(moves.split(self._port(request), name, algorithm, positions))
 
-    async def _heaviest(self, name: str, by: str, topics: NamespaceTopics) -> str:
-        namespace = namespace_named(ready_view(self._worker), name).name
+    async def _heaviest(self, namespace: str, by: str, topics: NamespaceTopics) -> str:
+        """Return the bundle with the greatest of the weights that `by` names."""
+        namespace_named(ready_view(self._worker), namespace)
         weights = await topics.weights(namespace, by)
         heaviest = max(sorted(weights), key=lambda bundle: weights[bundle], default=None)
         if heaviest is None or not weights[heaviest]:
