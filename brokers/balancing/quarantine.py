@@ -12,9 +12,9 @@ has renewed its lease `renewals` times with it. That clears the bundle. The rule
 * Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a
   row, each broker at least once. Else the next one may serve it: services of one cluster may
   differ.
-* At most `share_percent` of all bundles are in quarantine, but one may always be. If more are
-  suspects, or fail to open at present, the cause is not a bundle (a store that is away), and none
-  is quarantined.
+* At most `share_percent` of all bundles are in quarantine, but one may always be, unless it is the
+  only one. If more are suspects, or fail to open at present, the cause is not a bundle (a store
+  that is away), and none is quarantined.
 
 A quarantine ends by itself, after `hold_ms` at first, or because an operator releases the bundle.
 The row goes on in both cases: the next death or failed open quarantines the bundle again, each time
@@ -76,7 +76,7 @@ class QuarantineRules:
     share_percent: float = 10.0
 
     def room(self, view: View) -> int:
-        """Return how many bundles of the view may be in quarantine: one at least, and never all."""
+        """Return how many bundles of the view may be in quarantine: one at least, but never all."""
         bundles = len(view.bundles)
         return max(0, min(max(1, int(bundles * self.share_percent / 100)), bundles - 1))
 
