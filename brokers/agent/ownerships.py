@@ -92,8 +92,8 @@ _ROLE_OF_SOURCE: Final = {
 
 
 @dataclass(slots=True, kw_only=True)
-class LocalBundle:
-    """One bundle at this broker.
+class _Ownership:
+    """One ownership of a bundle by this broker, from its preparation or opening to its end.
 
     * `deadline_ms`: of the current operation.
     * `problem`: why it was refused or failed.
@@ -122,7 +122,7 @@ class Ownerships:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._ownerships: dict[str, LocalBundle] = {}
+        self._ownerships: dict[str, _Ownership] = {}
         self._pending: dict[str, None] = {}
         # To open once the data directory notes their tokens.
         self._unnoted: dict[str, BundleEntry] = {}
@@ -238,7 +238,7 @@ class Ownerships:
             del self._ownerships[parent.bundle]
             self._pending.pop(parent.bundle, None)
         for child in children:
-            self._ownerships[child.bundle] = LocalBundle(
+            self._ownerships[child.bundle] = _Ownership(
                 bundle=child.bundle, stage=Stage.OPEN, handle=child
             )
         self._core.effects.append(Reshaped(gone=parents, children=children))
@@ -324,7 +324,7 @@ class Ownerships:
             else:
                 self._reconcile(name)
 
-    def _is_merged(self, ownership: LocalBundle, unnoted: BundleEntry | None) -> bool:
+    def _is_merged(self, ownership: _Ownership, unnoted: BundleEntry | None) -> bool:
         """Return whether a bundle was merged away while it waited for its mark. It opens and
         closes: only so the union gets its state.
         """
@@ -369,7 +369,7 @@ class Ownerships:
             self._sweep_ms = _SWEEP_MS
             self._sweep_at_ms = self.wake_at_ms = self._core.now.boot_ms
 
-    def _overran(self, ownership: LocalBundle) -> None:
+    def _overran(self, ownership: _Ownership) -> None:
         doing = ownership.stage
         after = _STAGE_AFTER_DEADLINE[doing]
         self._core.effects.append(Abandon(bundle=ownership.bundle, doing=doing.value))
@@ -414,7 +414,7 @@ class Ownerships:
         self._sweep_at_ms = min(self._sweep_at_ms, self._core.now.boot_ms + self._sweep_ms)
         self.wake_at_ms = min(self.wake_at_ms, deadline_ms, self._sweep_at_ms)
 
-    def _wind_up(self, ownership: LocalBundle, bundle: BundleEntry | None) -> None:
+    def _wind_up(self, ownership: _Ownership, bundle: BundleEntry | None) -> None:
         """End an ownership: close what is open, discard what was prepared, forget it."""
         ownership.is_over = True
         if ownership.handle is not None:
@@ -436,13 +436,13 @@ class Ownerships:
             if self._role(bundle) is not Role.NONE:
                 self._reconcile(ownership.bundle)
 
-    def _warm_up(self, bundle: BundleEntry, ownership: LocalBundle | None) -> None:
+    def _warm_up(self, bundle: BundleEntry, ownership: _Ownership | None) -> None:
         core = self._core
         if ownership is None:
             if self._is_overlapped(bundle):
                 return
             deadline_ms = core.now.boot_ms + core.timing.prepare_ms
-            self._ownerships[bundle.name] = LocalBundle(
+            self._ownerships[bundle.name] = _Ownership(
                 bundle=bundle.name,
                 stage=Stage.PREPARING,
                 deadline_ms=deadline_ms,
@@ -460,10 +460,10 @@ class Ownerships:
             else:
                 core.propose(partial(propose.refuse_transfer, bundle=bundle, problem=problem))
 
-    def _stand_by(self, bundle: BundleEntry, ownership: LocalBundle | None) -> None:
+    def _stand_by(self, bundle: BundleEntry, ownership: _Ownership | None) -> None:
         """Do nothing: the source's record or death comes next."""
 
-    def _serve(self, bundle: BundleEntry, ownership: LocalBundle | None) -> None:
+    def _serve(self, bundle: BundleEntry, ownership: _Ownership | None) -> None:
         if ownership is None or ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED):
             self._open(bundle, ownership)
         elif (
@@ -477,7 +477,7 @@ class Ownerships:
         elif ownership.stage is Stage.FAILED:
             self._give_up(bundle, _reason(ownership))
 
-    def _release(self, bundle: BundleEntry, ownership: LocalBundle | None) -> None:
+    def _release(self, bundle: BundleEntry, ownership: _Ownership | None) -> None:
         core = self._core
         if ownership is not None and ownership.handle is not None:
             ownership.handle.is_open = False
@@ -496,7 +496,7 @@ class Ownerships:
                     partial(propose.hand_over, bundle=bundle, handover=_handover(bundle, ownership))
                 )
 
-    def _open(self, bundle: BundleEntry, prepared: LocalBundle | None) -> None:
+    def _open(self, bundle: BundleEntry, prepared: _Ownership | None) -> None:
         core = self._core
         if self._is_overlapped(bundle):
             return
@@ -507,7 +507,7 @@ class Ownerships:
             return
         handle = self._new_handle(bundle, is_open=False)
         deadline_ms = core.now.boot_ms + core.timing.open_ms
-        self._ownerships[bundle.name] = LocalBundle(
+        self._ownerships[bundle.name] = _Ownership(
             bundle=bundle.name, stage=Stage.OPENING, deadline_ms=deadline_ms, handle=handle
         )
         source = None if prepared is None else prepared.released_by
@@ -520,7 +520,7 @@ class Ownerships:
             )
         )
 
-    def _close(self, ownership: LocalBundle, bundle: BundleEntry | None) -> None:
+    def _close(self, ownership: _Ownership, bundle: BundleEntry | None) -> None:
         core = self._core
         handle = ownership.handle
         if handle is None:
@@ -551,7 +551,7 @@ class Ownerships:
         elif bundle.phase == "splitting":
             core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
 
-    def _cut(self, bundle: BundleEntry, ownership: LocalBundle) -> None:
+    def _cut(self, bundle: BundleEntry, ownership: _Ownership) -> None:
         core = self._core
         if ownership.cuts_asked_at != bundle.last:
             ownership.cuts_asked_at, ownership.cuts = bundle.last, None
@@ -605,7 +605,7 @@ class Ownerships:
         )
 
 
-def _handover(bundle: BundleEntry, ownership: LocalBundle | None) -> bytes | None:
+def _handover(bundle: BundleEntry, ownership: _Ownership | None) -> bytes | None:
     """Return the newest state of a bundle; None if it is unknown here or belongs to another
     token.
     """
@@ -615,7 +615,7 @@ def _handover(bundle: BundleEntry, ownership: LocalBundle | None) -> bytes | Non
     return state if token == bundle.token else None
 
 
-def _reason(ownership: LocalBundle) -> str:
+def _reason(ownership: _Ownership) -> str:
     return _fit_for_a_record(ownership.problem or "the service refused it")
 
 
@@ -631,7 +631,7 @@ _STAGE_AFTER_DEADLINE: Final = {
     Stage.DISCARDING: Stage.CLOSED,
 }
 
-_STEPS: Final[dict[Role, Callable[[Ownerships, BundleEntry, LocalBundle | None], None]]] = {
+_STEPS: Final[dict[Role, Callable[[Ownerships, BundleEntry, _Ownership | None], None]]] = {
     Role.WARM_UP: Ownerships._warm_up,  # noqa: SLF001 - the table of the class's own steps
     Role.STAND_BY: Ownerships._stand_by,  # noqa: SLF001
     Role.SERVE: Ownerships._serve,  # noqa: SLF001
