@@ -73,6 +73,11 @@ class Worker:
     """
 
     _drain_by: Deadline | None = None  # From the beginning of `stop`.
+    _finished: asyncio.Future[None] | None = None
+    _releasing: asyncio.Task[None] | None = None
+    ended: WorkerEnded | None = None
+    # Namespaces that this program creates. Nobody is told that they do not exist.
+    promised: frozenset[str] = frozenset()
     calls = 0  # For keys, so far.
 
     def __init__(
@@ -94,8 +99,6 @@ class Worker:
         self.broker_id = config.id
         self.process = secrets.token_hex(16)
         self.is_reachable = is_reachable
-        # Namespaces that this program creates. Nobody is told that they do not exist.
-        self.promised: frozenset[str] = frozenset()
         self.metrics = Metrics(broker=self.broker_id)
         self.access = Access(
             config,
@@ -145,9 +148,6 @@ class Worker:
         self._listeners = Listeners(f"broker {self.broker_id}", {"broker": self.broker_id})
         self.listen = self._listeners.listen
         self.replay_progress = ReplayProgress(broker=self.broker_id)
-        self._finished: asyncio.Future[None] | None = None
-        self.ended: WorkerEnded | None = None
-        self._releasing: asyncio.Task[None] | None = None
         # Why no further client can connect, by the part that found it.
         self.client_problems: dict[str, str] = {}
 

@@ -177,6 +177,13 @@ def test_an_embedded_broker_is_asked_at_its_peer_address(tmp_path: Path) -> None
         assert broker.url in run("brokers", "status", "--json", log=log).stdout
 
 
+def test_drain_ignores_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with Broker(answering(204)) as idle:
+        log = log_with_address(tmp_path, idle.url)
+        assert 0 == run("brokers", "drain", "a", "--no-wait", log=log).exit_code
+
+
 def test_drain_waits_only_if_asked_to(tmp_path: Path) -> None:
     with Broker(answering(200)) as idle:
         log = log_with_address(tmp_path, idle.url)

@@ -322,3 +322,13 @@ async def test_the_policy_applies_to_open_bundles(brokers: LosingCluster) -> Non
     assert [503, 200] == [
         (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
     ]
+
+
+@with_losing_cluster()
+async def test_a_broker_that_only_fences_is_not_ready(brokers: LosingCluster) -> None:
+    assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
+    await brokers.settled()
+    brokers.log.go()
+    await until(lambda: all(map(is_fenced, brokers.brokers)))
+    for path in ("/ready", "/admin/v2/brokers/health"):
+        assert {503} == {(await broker.get(path)).status for broker in brokers.brokers}

@@ -191,3 +191,45 @@ async def test_an_unload_without_another_broker_reports_why_the_bundle_stays(
 
 
 # --- moves ---
+
+
+def is_under_way(brokers: Cluster, bundle: str) -> bool:
+    return brokers.view.bundles[bundle].phase == "transferring"
+
+
+@with_cluster(brokers=2, balance=False)
+async def test_moves_of_a_namespace_or_of_one_bundle_are_cancelled(brokers: Cluster) -> None:
+    """The bundles stay under their tokens, and who asked for the moves hears why."""
+    one = brokers.brokers[1]
+    for each in brokers.brokers:
+        each.service.taking.clear()
+    for path, names in (
+        (f"{path_of(brokers.bundles()[0])}/unload", brokers.bundles()[:1]),
+        (f"{NAMESPACES}/{NAMESPACE}/unload", brokers.bundles()),
+    ):
+        before = {name: brokers.view.bundles[name] for name in names}
+        transfers = []
+        for name in names:
+            target = brokers.other_than(brokers.owner_of(name))
+            move = one.put(f"{path_of(name)}/unload?destinationBroker={target.id}")
+            transfers.append(asyncio.ensure_future(move))
+        for name in names:
+            await until(partial(is_under_way, brokers, name))
+        assert 204 == (await one.ask("DELETE", path)).status
+        for answer in await asyncio.gather(*transfers):
+            assert (409, "Cancelled") == told(answer)
+            assert "reason: cancelled by an admin" in answer.reason
+        for name, bundle in before.items():
+            after = brokers.view.bundles[name]
+            assert ("owned", bundle.owner, bundle.token) == (after.phase, after.owner, after.token)
+    assert (404, "UnknownNamespace") == told(
+        await one.ask("DELETE", f"{NAMESPACES}/acme/nowhere/unload")
+    )
+
+
+@with_cluster(brokers=2, bundles=32)
+async def test_concurrent_unloads_of_one_namespace_all_succeed(brokers: Cluster) -> None:
+    path = f"{NAMESPACES}/{NAMESPACE}/unload"
+    asked = [broker.put(path) for broker in brokers.brokers for _ in range(3)]
+    assert [204] * 6 == [answer.status for answer in await asyncio.gather(*asked)]
+    await brokers.settled()
