@@ -17,6 +17,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import re
 import time
 from bisect import bisect_right
 from collections import OrderedDict
@@ -97,6 +98,12 @@ _IDLE_BY_LOAD: Final = 2_000
 
 _LINES_AT_ONCE: Final = 1_000  # Of a handover: 1 ms.
 
+# What pydantic says of the first value that does not fit.
+_MISFIT: Final = re.compile(
+    r"Expected `(?P<expected>[^`\n]+)`[^\n]*?\[(?:field_name='(?P<field>[^'\n]+)', )?"
+    r"input_value=[^\n]*, input_type=(?P<type>\w+)\]"
+)
+
 ROUTED: Final = "equipoise_routed"
 UNROUTED: Final = "equipoise_unrouted"
 """The attributes with their `Keyed` of an endpoint with `route`, and of what it stands before."""
@@ -151,6 +158,15 @@ def _size_of(key: str, encoded: bytes | None) -> int:
     return 0 if encoded is None else len(orjson.dumps(key)) + len(encoded) + 2
 
 
+def _misfit(error: PydanticSerializationError) -> str:
+    """Return what does not fit, without its value, which may be nobody's business."""
+    found = _MISFIT.search(str(error))
+    if found is None:
+        return str(error).splitlines()[0]
+    where, expected, got = found["field"], found["expected"], found["type"]
+    return f"{f'{where}: ' if where else ''}it must be {expected}, not {got}"
+
+
 def _plain(annotation: object) -> object:
     """Return the type of a parameter without what is told about it to a framework."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
@@ -203,10 +219,15 @@ class Keyed(Service, Generic[T]):
           meanwhile.
 
         Raises `InvalidName`, and `CallerError` for a type that cannot be encoded, or whose objects
-        cannot be changed.
+        cannot be changed, and for what is no store.
         """
         self.namespace = check_namespace(namespace)
         self.shards = check_new_bundles(namespace, shards)
+        if store is not None and not callable(getattr(store, "load", None)):
+            raise CallerError(
+                f"{store!r} is no store for {namespace}; give Keyed an object such as"
+                " SqliteStore(PATH)"
+            )
         if unsaved_ms and store is None:
             raise CallerError(
                 f"unsaved_ms={unsaved_ms} of {namespace} has no effect without a store; give Keyed"
@@ -308,6 +329,11 @@ class Keyed(Service, Generic[T]):
         `CallerError` for an endpoint that is no coroutine function, or does not take the key as
         `str` and the object first.
         """
+        if not isinstance(parameter, str):
+            raise CallerError(
+                f"the parameter with the key of {self.namespace} has no name: write"
+                ' @KEYED.route("PARAMETER") in place of @KEYED.route'
+            )
 
         def routed(
             endpoint: Callable[Concatenate[str, T, P], Coroutine[Any, Any, Answer]],
@@ -495,7 +521,7 @@ class Keyed(Service, Generic[T]):
         except PydanticSerializationError as error:
             raise CallerError(
                 f"the object of {self.namespace}/{key} does not fit its type:"
-                f" {str(error).splitlines()[0]}; nothing of this call is kept"
+                f" {_misfit(error)}; nothing of this call is kept"
             ) from error
 
     def _decoded(self, key: str, encoded: bytes) -> T:

@@ -5,7 +5,9 @@ into a web program.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -74,8 +76,15 @@ class Equipoise(Worker):
           each start. With `http_port` it listens at this port, beside the program's.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together, and
-        `CallerError` for a malformed address and for two services of one namespace.
+        `CallerError` for a malformed address, for two services of one namespace, and for what is no
+        service.
         """
+        for each in services:
+            if not isinstance(each, Keyed | Tasks | Mapping):
+                raise CallerError(
+                    f"{each!r} is no service: give Equipoise a Keyed, a Tasks, or a mapping from"
+                    " namespaces to services"
+                )
         named = [
             {each.namespace: each} if isinstance(each, Keyed | Tasks) else each for each in services
         ]
@@ -198,8 +207,8 @@ class Equipoise(Worker):
 
     @asynccontextmanager
     async def _living(self, program: object) -> AsyncGenerator[None]:
-        for endpoint in _endpoints_of(program):
-            self._check_endpoint(endpoint)
+        for path, endpoint in _endpoints_of(program):
+            self._check_endpoint(path, endpoint)
         if self._host is not None:  # A test hosts it.
             yield
             return
@@ -212,7 +221,7 @@ class Equipoise(Worker):
                     _logger.warning("callers may be refused at the end: %s", error)
                 yield
 
-    def _check_endpoint(self, endpoint: object) -> None:
+    def _check_endpoint(self, path: str, endpoint: object) -> None:
         """Raise `CallerError` for an endpoint with `Keyed.route` that cannot get its object."""
         name = getattr(endpoint, "__name__", repr(endpoint))
         routed, unrouted = getattr(endpoint, ROUTED, None), getattr(endpoint, UNROUTED, None)
@@ -221,25 +230,44 @@ class Equipoise(Worker):
                 f"the endpoint {name} gets no object of {unrouted.namespace}: `route` stands above"
                 " the decorator of the framework; write it below"
             )
-        if routed is not None and routed not in self._sharded:
+        if routed is None:
+            return
+        if routed not in self._sharded:
             raise CallerError(f"the endpoint {name} cannot be called: {routed.unserved()}")
+        key = next(iter(inspect.signature(cast("Any", endpoint)).parameters.values()))
+        # An annotation may give the key another name, or say that it is elsewhere.
+        if key.annotation is str and not re.search(rf"{{{key.name}[}}:]", path):
+            raise CallerError(
+                f"the endpoint {name} gets no key of {routed.namespace}: its path {path!r} has no"
+                f" {{{key.name}}}; write that into the path, or name a parameter of the path in"
+                " `route`"
+            )
 
 
-def _endpoints_of(program: object) -> Iterator[object]:
-    """Yield the endpoints of a program of Starlette or FastAPI, with those of its routers."""
+def _endpoints_of(program: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the paths and endpoints of a program of Starlette or FastAPI, with those of its
+    routers. `path` stands before the paths.
+    """
     for route in getattr(program, "routes", None) or ():
-        yield getattr(route, "endpoint", None)
-        yield from _endpoints_of(getattr(route, "original_router", route))
+        part = getattr(route, "path", None) or ""
+        if (included := getattr(route, "include_context", None)) is not None:
+            part = included.prefix
+        yield path + part, getattr(route, "endpoint", None)
+        yield from _endpoints_of(getattr(route, "original_router", route), path + part)
 
 
 def _check_address(address: str) -> None:
     try:
         url = URL(address)
-        is_valid = url.scheme in ("http", "https") and str(url.relative()) in ("", "/")
+        is_valid = (
+            url.scheme in ("http", "https")
+            and str(url.relative()) in ("", "/")
+            and "@" not in url.raw_authority
+        )
     except ValueError:
         is_valid = False
     if not is_valid:
         raise CallerError(
             f"{address!r} is not the address of a program: expected http://HOST:PORT or"
-            " https://HOST:PORT, without a path"
+            " https://HOST:PORT, without a user or a path"
         )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -394,8 +394,9 @@ def test_what_its_next_owner_could_not_read_is_refused(equipoise_cluster: MakeCl
         async with cluster.service("broker-1").at("lamp") as shadow:
             vars(shadow)["reports"] = value
 
-    for value in ("many", float("nan")):
-        with pytest.raises(CallerError, match="iot/shadows/lamp does not fit its type"):
+    for value, given in (("many", "str"), (float("nan"), "float")):
+        problem = f"lamp does not fit its type: reports: it must be int, not {given}; nothing"
+        with pytest.raises(CallerError, match=problem):
             cluster.call(spoil(value))
     assert reported(cluster, "broker-1") == 1
 
@@ -642,6 +643,8 @@ def test_impossible_types_and_keys_are_refused(equipoise_cluster: MakeCluster) -
         Keyed[Any](NAMESPACE, changing)
     with pytest.raises(CallerError, match="unsaved_ms=9 of iot/shadows has no effect without a"):
         Keyed(NAMESPACE, Shadow, unsaved_ms=9)
+    with pytest.raises(CallerError, match=r"'a\.db' is no store for iot/shadows; .* SqliteStore"):
+        Keyed(NAMESPACE, Shadow, store=cast("Any", "a.db"))
     with pytest.raises(CallerError, match="1 to 4096 bundles, not 0"):
         Keyed(NAMESPACE, Shadow, shards=0)
     with pytest.raises(CallerError, match="give this Keyed to the Equipoise"):

@@ -80,6 +80,21 @@ def test_type_checkers_know_all_settings_of_a_broker() -> None:
             "'http://host:8000/app' is not the address of a program: expected http://HOST:PORT",
         ),
         (
+            lambda: program(pages(), address="http://user:secret@host:8000"),
+            CallerError,
+            "is not the address of a program: .* without a user or a path",
+        ),
+        (
+            lambda: program(Keyed),
+            CallerError,
+            "Keyed'> is no service: give Equipoise a Keyed, a Tasks, or a mapping",
+        ),
+        (
+            lambda: pages().route(crawl),  # type: ignore[arg-type]
+            CallerError,
+            'the key of web/pages has no name: write @KEYED.route\\("PARAMETER"\\)',
+        ),
+        (
             lambda: program(pages(), address="host:8000"),
             CallerError,
             "'host:8000' is not the address of a program",
@@ -125,7 +140,9 @@ async def running(app: Any) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ANN401
 
 
 async def test_a_program_whose_endpoint_gets_no_object_does_not_start() -> None:
-    """Its decorators are in the wrong order, or its `Keyed` is not given to `Equipoise`."""
+    """Its decorators are in the wrong order, its `Keyed` is not given to `Equipoise`, or its path
+    has no key.
+    """
 
     async def visit(name: str, page: Page) -> int:
         return page.visits
@@ -136,9 +153,17 @@ async def test_a_program_whose_endpoint_gets_no_object_does_not_start() -> None:
     def above(app: FastAPI, router: APIRouter, keyed: Keyed[Page]) -> None:
         keyed.route("name")(app.post("/{name}")(visit))
 
+    def misspelt(app: FastAPI, router: APIRouter, keyed: Keyed[Page]) -> None:
+        router.post("/{nam}")(keyed.route("name")(visit))
+
     for write, is_given, problem in (
         (above, True, r"visit gets no object of web/pages: `route` stands above the decorator"),
         (routed, False, r"visit cannot be called: the objects of web/pages are not served"),
+        (
+            misspelt,
+            True,
+            r"visit gets no key of web/pages: its path '/visits/{nam}' has no {name}",
+        ),
     ):
         app, router, keyed = FastAPI(), APIRouter(), pages()
         with contextlib.suppress(FastAPIError):
@@ -176,7 +201,7 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
     """It has the namespaces that it names. What an endpoint changes is kept, unless it raises."""
     app, router, keyed = FastAPI(), APIRouter(), pages()
 
-    @router.post("/visits/{name}/{much}")
+    @router.post("/{much}")
     @keyed.route("name")
     async def visit(name: Annotated[str, "the page"], page: Page, much: int) -> int:
         page.visits += much
@@ -184,7 +209,12 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
             raise ValueError(much)
         return page.visits
 
-    app.include_router(router)
+    @router.get("")
+    @keyed.route("name")
+    async def show(name: str, page: Page) -> int:
+        return page.visits
+
+    app.include_router(router, prefix="/visits/{name}")
     program(keyed, Tasks("acme/crawler", crawl, shards=1), address=ADDRESS).install(app)
     async with running(app) as client:
         for path, answer in (
@@ -196,6 +226,7 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
         ):
             visited = await client.post(f"/visits/{path}")
             assert answer == (visited.json() if visited.is_success else None)
+        assert (await client.get("/visits/home")).json() == 6
         assert (await client.get("/equipoise/ready")).is_success
         assert ["web/pages"] == (await client.get("/equipoise/admin/v2/namespaces/web")).json()
         for key in ("k" * 10_000, "%FF%FE"):
