@@ -239,8 +239,7 @@ class WorkerConfig(BaseModel):
         description=(
             "The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`,"
             " `data:;base64,TEXT`, a path, or base64 without a slash. A folder holds up to 8 keys,"
-            " and a token may be signed with any of them. Changed files are used within a second,"
-            " without a restart. It is never printed."
+            " and a token may be signed with any of them."
         ),
     )
     token_public_key: Text | None = Field(
@@ -263,8 +262,7 @@ class WorkerConfig(BaseModel):
         default=None,
         description=(
             "The users and the hashes of their passwords, for basic authentication: a file of"
-            " `htpasswd -B` or `-m`, given in the same forms. The user is the role. A changed file"
-            " is used within a second, without a restart. It is never printed."
+            " `htpasswd -B` or `-m`, given in the same forms. The user is the role."
         ),
     )
     certificate_roles: bool = Field(
@@ -279,7 +277,7 @@ class WorkerConfig(BaseModel):
         description=(
             "How this broker proves itself to other brokers: a token, `basic:USER:PASSWORD`, or the"
             " `file:///PATH` of either. The file is read for each request, so it may be replaced at"
-            " any time. Default: its certificate, with `certificate_roles`. It is never printed."
+            " any time. Default: its certificate, with `certificate_roles`."
         ),
     )
     authorization: bool = Field(
@@ -310,7 +308,7 @@ class WorkerConfig(BaseModel):
         description=(
             "The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS"
             " only, and the advertised addresses are `https://` and `pulsar+ssl://`. It must hold"
-            " the host that clients use. Changed files are used within a second, without a restart."
+            " the host that clients use."
         ),
     )
     tls_key: NamedPath | None = Field(
@@ -328,7 +326,7 @@ class WorkerConfig(BaseModel):
         description=(
             "The certificate revocation lists (PEM) of the CAs in `tls_ca`. With it, a broker"
             " refuses revoked certificates of clients and brokers, and all certificates of a CA"
-            " without a current list. A changed file is used within a second."
+            " without a current list."
         ),
     )
     tls_require_client_certificate: bool = Field(

@@ -5,13 +5,18 @@ tests.docs.reference_pages`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
 from equipoise.brokers.balancing.settings.pulsar_settings import TAKEN
-from equipoise.brokers.balancing.settings.setting_values import GROUPS, SETTINGS, format_value
+from equipoise.brokers.balancing.settings.setting_values import (
+    GROUPS,
+    SETTINGS,
+    Setting,
+    format_value,
+)
 from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
@@ -307,19 +312,30 @@ def settings_page() -> str:
             " (`--set`, then `--broker-conf`, then what follows from `balance` and"
             " `balance_interval_ms`), or else the default. An impossible value is refused, and the"
             " old value stays. `none` means no limit. [Tune balancing](../how-to/tune-balancing.md)"
-            " shows how to preview a change. The default comes first, then what is allowed."
+            " shows how to preview a change. The default comes first, then what is allowed (`true`"
+            " or `false` where one of them is the default; numbers are at least 0 unless another"
+            " bound is given), then the name in Pulsar's `broker.conf`, if it has one."
         ),
     ]
     for group, about in GROUPS.items():
         lines = [
-            f"* `{name}`: `{format_value(setting.default)}` ({setting.expected})."
-            + (f" In Pulsar: {', '.join(keys[name])}." if keys[name] else "")
-            + f" {cell(setting.meaning.text)}"
+            f"* `{name}`: {'; '.join(value_and_name(setting, keys[name]))}."
+            f" {cell(setting.meaning.text)}"
             for name, setting in SETTINGS.items()
             if name.startswith(f"{group}.")
         ]
         parts += [f"## `{group}`", about, "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def value_and_name(setting: Setting, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the default of a setting with what is allowed, and its names in Pulsar."""
+    allowed = setting.expected.replace(", at least 0", "")
+    allowed = allowed.removeprefix("an ").removeprefix("a ")
+    yield f"`{format_value(setting.default)}`" + (
+        "" if setting.kind is bool and not setting.optional else f" ({allowed})"
+    )
+    yield from keys
 
 
 # --- rules of the audit ---
@@ -442,6 +458,7 @@ def commands_page() -> str:
     shared = {
         line for line, times in uses.items() if times > 1 and meanings[line.split("`")[1]] == 1
     }
+    shared_in = {group: shared_in_group(group, own) - shared for group in GROUPS_OF_COMMANDS}
     parts = [
         "# Commands and options",
         WRITTEN_BY,
@@ -459,6 +476,8 @@ def commands_page() -> str:
         if is_group and name.split()[0] != group:
             group = name.split()[0]
             parts += [f"## `equipoise {group}`", GROUPS_OF_COMMANDS[group][1]]
+            lines = [line for line in uses if line in shared_in[group]]
+            parts += ["Options of several of these:\n\n" + "\n".join(lines)] if lines else []
         options = [each for each in own[name] if each.opts[0].startswith("-")]
         arguments = "".join(
             f" {each.metavar or each.name}" for each in own[name] if each not in options
@@ -467,11 +486,27 @@ def commands_page() -> str:
             f"{'###' if is_group else '##'} `equipoise {name}{arguments}`",
             *(cell(text) for text in (command.help or "").split("\n\n")),
         ]
-        lines = [option(each) for each in options if option(each) not in shared]
+        elsewhere = shared | (shared_in[group] if is_group else set())
+        lines = [option(each) for each in options if option(each) not in elsewhere]
         parts += ["\n".join(lines)] if lines else []
-        also = [f"`{each.opts[0]}`" for each in options if option(each) in shared]
+        also = [f"`{each.opts[0]}`" for each in options if option(each) in elsewhere]
         parts += [f"Also: {', '.join(also)}."] if also else []
     return "\n\n".join(parts) + "\n"
+
+
+def shared_in_group(group: str, own: Mapping[str, Sequence[Parameter]]) -> set[str]:
+    """Return the options that several commands of a group have with one meaning, which no two
+    others have with another.
+    """
+    uses = Counter(
+        option(parameter)
+        for name, parameters in own.items()
+        for parameter in parameters
+        if name.startswith(f"{group} ") and parameter.opts[0].startswith("-")
+    )
+    often = [line for line, times in uses.items() if times > 1]
+    meanings = Counter(line.split("`")[1].split()[0] for line in often)
+    return {line for line in often if meanings[line.split("`")[1].split()[0]] == 1}
 
 
 # --- settings of a broker ---
@@ -500,7 +535,9 @@ def broker_settings_page() -> str:
             " option of their own. A program gives them to `Equipoise` as keywords. Durations are"
             " in milliseconds. The defaults of the durations are those of a log in a file; [on"
             " Kafka they are longer](../how-to/size-leases.md). [The settings of"
-            " balancing](settings.md) can be given here, too."
+            " balancing](settings.md) can be given here, too. Changed files of keys, passwords,"
+            " certificates and revocation lists are used within a second, without a restart."
+            " Secrets are never printed."
         ),
         "\n".join(lines),
     )
