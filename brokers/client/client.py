@@ -248,8 +248,8 @@ class Client:
 
 
 class ClientInThread(InThread):
-    """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call
-    it.
+    """A client with its own thread: `with Client(...).in_thread() as client`. Its calls are
+    plain functions, for any thread.
 
     Entering and the calls raise the errors of `Client`, and `CallerError` outside the context.
     """

@@ -440,16 +440,11 @@ class ServiceHost(Protocol):
 
     @property
     def broker_id(self) -> str:
-        """Return the id of this broker."""
+        """See `Equipoise.broker_id`."""
         ...
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while
-        no broker does.
-
-        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within
-        `timeout_ms`; `Overloaded` if too many callers wait; `WorkerEnded`.
-        """
+        """See `Equipoise.route`. `timeout_ms` has no default."""
         ...
 
 

@@ -296,6 +296,7 @@ def python_page() -> str:
         ),
     ]
     public = {call.name: call for call in calls()}
+    described: dict[Callable[..., object], str] = {}
     hosted = "The worker calls its methods of [`Service`](#service)."
     for section, its_names in SECTIONS.items():
         parts.append(f"## {section}")
@@ -306,12 +307,21 @@ def python_page() -> str:
             parts.append(linked(public[name].text, name, names))
             parts += service_parts() if name == "Service" else []
             parts += [hosted] if is_hosted(name) else []
+            referring = []
             for call in members(name) if inspect.isclass(public[name].called) else ():
-                parts += [
-                    f"#### `{call.name}`",
-                    signature(call),
-                    linked(call.text, call.name, names),
-                ]
+                other = described.setdefault(call.called, call.name)
+                text = call.text if other == call.name else f"See `{other}`."
+                if text.startswith("See `"):
+                    referring.append(
+                        f"* `{call.name.rpartition('.')[2]}`: {linked(text, call.name, names)}"
+                    )
+                else:
+                    parts += [
+                        f"#### `{call.name}`",
+                        signature(call),
+                        linked(text, call.name, names),
+                    ]
+            parts += ["\n".join(referring)] if referring else []
     return "\n\n".join((*parts, *error_parts(names))) + "\n"
 
 

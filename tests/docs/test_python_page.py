@@ -40,10 +40,17 @@ def test_every_public_name_is_in_a_section() -> None:
 
 @EACH_CALL
 def test_a_call_is_described(call: Call) -> None:
-    """It has a section with its docstring, which is one of our own."""
+    """It has a section with its docstring, which is one of our own, or a line in the section of its
+    class that refers to another one.
+    """
     assert call.called.__doc__, f"{call.name} has no docstring"
+    owner, _, member = call.name.rpartition(".")
     heading = re.escape(f"# `{call.name}`\n")
-    assert re.search(heading + r"\n(?:```text\n(?:.+\n)+```\n\n)?\S", python_page())
+    line = rf"\n### `{owner}`\n(?:(?!### ).*\n)*\* `{member}`: See \[`"
+    assert re.search(
+        rf"{heading}\n(?:```text\n(?:.+\n)+```\n\n)?\S|{line}",
+        python_page(),
+    )
 
 
 @EACH_CALL

@@ -499,7 +499,7 @@ def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.so
 
 class WorkerInThread(InThread):
     """A worker in a thread with an event loop of its own, where its services run too: `with
-    Equipoise(...).in_thread() as member`.
+    Equipoise(...).in_thread() as member`. Its calls are plain functions.
 
     Entering and the calls raise the errors of `Equipoise`, and `CallerError` outside the context.
     """
@@ -512,7 +512,7 @@ class WorkerInThread(InThread):
 
     @property
     def broker_id(self) -> str:
-        """Return the id of this broker."""
+        """See `Equipoise.broker_id`."""
         return self._worker.broker_id
 
     def check(self) -> None:
