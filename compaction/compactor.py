@@ -1,7 +1,8 @@
 """Compact a log: shorten it without changing the view that it folds to.
 
-`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` what may be
-cut, and `history_snapshot` how retained records keep their verdicts.
+`channel.snapshots.snapshot_rows` decides what is written, and `retention` what may be cut. A
+snapshot is written in one transaction and read back, before the log or rows that it replaces are
+removed.
 
 How a log is compacted
 1. Claim the compacted snapshot: no older compactor can write from here on.
@@ -20,41 +21,302 @@ How a log is compacted
 
 The compactor may die at any point. Before step 8 the only change is a history snapshot above the
 log's beginning. After it the next compactor finds nothing to write and goes on with step 10.
+
+The history snapshot is the view just below the log's beginning, from which the retained records are
+folded, so that they keep their verdicts. `channel.snapshots.restore` is the reader's side.
+
+Its invariants
+* The log begins at the history snapshot's position or below: nobody cuts above it or moves it down.
+  So every record from it on exists. A history snapshot below the log's beginning is obsolete: the
+  compacted snapshot covers all that is left.
+* A log that has its beginning and is not a copy needs none: it is folded from zero. If the cut is
+  at the compacted snapshot's horizon, that snapshot replaces it.
+* A log without a kept past (a copy, or a log that was cut without it) takes its compacted snapshot,
+  before that is replaced. So does a log with a damaged record that only the past needs.
+
+How it is moved
+1. Look at the history snapshot. If it stands at the cut or above, leave it: another compactor moved
+   it and died.
+2. Claim it and look again: another compactor may have moved it meanwhile.
+3. Fold the view at the cut, from the highest view below: the compacted snapshot's, the history
+   snapshot's, or zero.
+4. Write the rows that differ, tombstones for removed keys, and the marker in one transaction.
+5. Read it back: it must be equal byte for byte.
+
+If no record stands just below the cut, the history snapshot's position is lower and becomes the
+cut.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import compaction_refused
+from equipoise.channel.core.errors import LogDamaged, SnapshotFenced, compaction_refused
 from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    LOADS_MAX,
+    READ_ENTRIES_MAX,
     Check,
     CompactedSnapshot,
     Log,
     Progress,
+    SnapshotRow,
+    SnapshotStore,
     replaced,
     unchecked,
     unwatched,
 )
-from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration, restoration
 from equipoise.channel.snapshots.snapshot_rows import (
     CHECKPOINTS_MAX,
+    FoundSnapshot,
     Marker,
+    decode_marker,
     encode_marker,
+    has_whole_channel,
+    history_snapshot_of,
     keys_of,
     marker_of,
     rows_of,
+    view_of,
 )
-from equipoise.compaction.history_snapshot import HistorySnapshotMove
 from equipoise.compaction.retention import Retention, check_cut, cut_position, holds_in, newest_ms
-from equipoise.compaction.writing import SNAPSHOT, Scribe, Step
+
+
+class Step(StrEnum):
+    """The last completed step of a compaction, in this order. Tests let it die at each."""
+
+    BEGUN = "begun"
+    CLAIMED = "claimed"
+    LOADED = "loaded"
+    FOLDED = "folded"
+    AGREED = "agreed"
+    CUT_CHOSEN = "cut_chosen"
+    HISTORY_CLAIMED = "history_claimed"
+    HISTORY_FOLDED = "history_folded"
+    HISTORY_FIRST_ROW = "history_first_row"
+    HISTORY_LAST_ROW = "history_last_row"
+    HISTORY_REPLACED = "history_replaced"
+    HISTORY_READ_BACK = "history_read_back"
+    ENCODED = "encoded"
+    FIRST_ROW = "first_row"
+    LAST_ROW = "last_row"
+    REPLACED = "replaced"
+    READ_BACK = "read_back"
+    CUT_CHECKED = "cut_checked"
+    TRUNCATED = "truncated"
+    START_VERIFIED = "start_verified"
+
+
+class Writing(NamedTuple):
+    """The name of what is written, and the steps of the write."""
+
+    what: str
+    first_row: Step
+    last_row: Step
+    replaced: Step
+    read_back: Step
+
+
+SNAPSHOT: Final = Writing("snapshot", Step.FIRST_ROW, Step.LAST_ROW, Step.REPLACED, Step.READ_BACK)
+HISTORY: Final = Writing(
+    "history snapshot",
+    Step.HISTORY_FIRST_ROW,
+    Step.HISTORY_LAST_ROW,
+    Step.HISTORY_REPLACED,
+    Step.HISTORY_READ_BACK,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scribe:
+    """Writes for one compaction of `log`. `timeout_ms` bounds each wait for other writers; `step`
+    is called after each step.
+    """
+
+    log: Log
+    timeout_ms: int
+    step: Callable[[str], None]
+    check: Check
+
+    def write(
+        self,
+        store: SnapshotStore,
+        rows: Iterable[SnapshotRow],
+        meant: CompactedSnapshot,
+        *,
+        writing: Writing,
+    ) -> None:
+        """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then
+        equals `meant`.
+
+        Raises `SnapshotFenced`, also if another compactor has written since; `OperatorError`;
+        and what `SnapshotStore` raises.
+        """
+        store.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
+        self.step(writing.replaced)
+        self._read_back(store, meant, writing)
+
+    def _announced(self, rows: Iterable[SnapshotRow], writing: Writing) -> Iterator[SnapshotRow]:
+        """Yield the rows, and report the steps while the store asks for them."""
+        is_first = True
+        for row in rows:
+            yield row
+            if is_first:
+                self.step(writing.first_row)
+                is_first = False
+        self.step(writing.last_row)
+
+    def _read_back(self, store: SnapshotStore, meant: CompactedSnapshot, writing: Writing) -> None:
+        found: CompactedSnapshot | None = None
+        for _ in range(LOADS_MAX):
+            found = store.load(check=self.check)
+            if found == meant:
+                # As any reader would, so that an encoding error is found before it is too late.
+                view_of(meant, check=self.check)
+                self.step(writing.read_back)
+                return
+        if (
+            found is not None
+            and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon
+        ):
+            raise SnapshotFenced(log=self.log.name)
+        raise compaction_refused(
+            log=self.log.name,
+            problem=f"what its {writing.what} holds is not what was written to it just now",
+            remedy=f"nothing was removed; look at the {writing.what}'s storage, then run it again",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySnapshotMove:
+    """One move of the history snapshot of the log that `scribe` writes for. `begun` is the
+    compacted snapshot as found.
+    """
+
+    scribe: Scribe
+    cluster: str | None
+    begun: Restoration
+    dry_run: bool
+
+    def up_to(self, cut: int, marker: Marker) -> int:
+        """Move the history snapshot to position `cut`, if needed. Return the position below which
+        the log may be cut.
+
+        `marker` is the next compacted snapshot's. Raises what `Scribe.write`, `Reader.feed` and the
+        ports raise, and `LogTruncated` if another compactor cut the log meanwhile.
+        """
+        log = self.scribe.log
+        from_zero = has_whole_channel(log)
+        if cut == marker.position or (from_zero and cut == FIRST_OFFSET):
+            return cut
+        history_snapshot = self._look()  # 1.
+        if _reaches(history_snapshot, cut) or (
+            history_snapshot.marker is None and not from_zero and self.begun.marker == marker
+        ):
+            return cut
+        if not self.dry_run:
+            log.history_snapshot().claim(timeout_ms=self.scribe.timeout_ms)  # 2.
+            self.scribe.step(Step.HISTORY_CLAIMED)
+            history_snapshot = self._look()
+            if _reaches(history_snapshot, cut):
+                return cut
+        view = self._view_at(cut, history_snapshot, from_zero=from_zero)  # 3.
+        self.scribe.step(Step.HISTORY_FOLDED)
+        if view.genesis is None:  # Nothing of the channel stands below the cut.
+            return log.start()
+        if not self.dry_run:
+            self._write(history_snapshot, view)
+        return min(cut, _position_after(view))
+
+    def _look(self) -> FoundSnapshot:
+        return history_snapshot_of(self.scribe.log, check=self.scribe.check)
+
+    def _view_at(self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool) -> View:
+        """Return the view from which a reader goes on at `cut`. If a record below is damaged,
+        return the compacted snapshot's view.
+        """
+        try:
+            return self._folded_to(cut, history_snapshot, from_zero=from_zero)
+        except LogDamaged:
+            present = self._present()
+            if present is None:
+                raise
+            return present
+
+    def _folded_to(self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool) -> View:
+        log = self.scribe.log
+        reader = Reader(
+            log=log.name,
+            cluster=self.cluster,
+            view=self._highest_below(cut, history_snapshot, from_zero=from_zero),
+        )
+        while reader.position < cut and (
+            entries := log.read(reader.position, limit=READ_ENTRIES_MAX)
+        ):
+            self.scribe.check()
+            for entry in entries:
+                if entry.offset >= cut:
+                    return reader.view
+                reader.feed(entry)
+        return reader.view
+
+    def _highest_below(
+        self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool
+    ) -> View | None:
+        """Return the view to begin with, or None for zero."""
+        marker = self.begun.marker
+        lowest = history_snapshot.view is None and not from_zero
+        return (
+            self._present()
+            if marker is not None and (lowest or marker.position <= cut)
+            else history_snapshot.view
+        )
+
+    def _present(self) -> View | None:
+        """Return the view of the compacted snapshot as found, if usable."""
+        marker, rows = self.begun.marker, self.begun.rows
+        return (
+            None
+            if marker is None
+            else view_of(
+                CompactedSnapshot(marker=encode_marker(marker), rows=rows), check=self.scribe.check
+            )
+        )
+
+    def _write(self, history_snapshot: FoundSnapshot, view: View) -> None:
+        """Run steps 4 and 5."""
+        log = self.scribe.log
+        rows = {key: data for key, data in rows_of(view, -1) if data is not None}
+        changed = [
+            SnapshotRow(key, data)
+            for key, data in rows.items()
+            if history_snapshot.rows.get(key) != data
+        ]
+        gone = [
+            SnapshotRow(key, None) for key in sorted(history_snapshot.rows.keys() - rows.keys())
+        ]
+        meant = CompactedSnapshot(
+            marker=encode_marker(marker_of(view, log=log.identity)), rows=rows
+        )
+        self.scribe.write(log.history_snapshot(), [*changed, *gone], meant, writing=HISTORY)
+
+
+def _reaches(history_snapshot: FoundSnapshot, cut: int) -> bool:
+    return history_snapshot.marker is not None and history_snapshot.marker.position >= cut
+
+
+def _position_after(view: View) -> int:
+    return view.offset - view.base + 1
+
 
 RECORDS_BETWEEN: Final = 8_000
 """Records between two checkpoints, at most. Up to this much more than requested is kept: 2 MB."""

@@ -78,7 +78,7 @@ from equipoise.channel.snapshots.snapshot_rows import (
     rows_of,
 )
 from equipoise.channel.sqlite.file import sync_folder, usable_path
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 AHEAD: Final = 1_000_000_000
 """Offsets left out above the end of a backup by default. It must exceed what the old log has issued

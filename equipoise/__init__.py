@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.sharded.tasks import Shard, Tasks
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
-    from equipoise.channel.system.deadline import Deadline
+    from equipoise.channel.system.clocks import Deadline
     from equipoise.shedder.loads import BundleLoad, Messaging
 
 __all__ = [
@@ -69,7 +69,7 @@ _MODULES: Final = {
     "Client": "brokers.client.client",
     "ClientInThread": "brokers.client.client",
     "Cluster": "brokers.testing.virtual_cluster",
-    "Deadline": "channel.system.deadline",
+    "Deadline": "channel.system.clocks",
     "Equipoise": "brokers.sharded.program",
     "Identity": "brokers.security.identity",
     "Keyed": "brokers.sharded.keyed",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import (

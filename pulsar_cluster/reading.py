@@ -19,7 +19,7 @@ from equipoise.channel.core.errors import (
     PeerError,
     missing_extra,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
 from equipoise.pulsar_cluster.records import (
     BROKER_LOADS,

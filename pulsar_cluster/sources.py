@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.log import Progress
 from equipoise.channel.core.ranges import BundleName, namespace_in
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.archive import Archive, Members, open_archive
 from equipoise.pulsar_cluster.confirming import asking, check_store, confirm

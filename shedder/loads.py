@@ -226,7 +226,7 @@ class Load:
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
     * `bundles`: its busiest, as reported, lightest first. The others are only counted.
       `column`: the costs of all but newcomers, see `shedder.loads`.
-    * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
+    * `noise`: the standard error of `cost`, see `brokers.load.sampling`; None: not known yet.
     * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known
       yet. `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
     * `history`: the configured share of an average that remains after `STEP_MS`.

@@ -24,7 +24,7 @@ from equipoise.channel.core.errors import InvalidName, LogNotBegun, invalid_log_
 from equipoise.channel.core.log import Log, Progress
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
 from equipoise.channel.log.open_log import is_in_memory, open_log
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 

@@ -13,7 +13,7 @@ import typer
 
 from equipoise.brokers.cli.options import TIMEOUT_S, TimeoutOption, existing_file
 from equipoise.brokers.cli.output import Output
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, ClientConf, read_client_conf, with_files
 from equipoise.pulsar_cluster.reading import OPERATION_S, Address, is_url
 

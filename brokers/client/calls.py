@@ -32,7 +32,7 @@ from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 UNANSWERED_MAX: Final = 128
 """Requests at a time to one address. At 5 ms each they are 25,000/s, more than one program answers.

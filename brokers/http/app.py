@@ -10,12 +10,10 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from equipoise.brokers.http.admin.absent import DEFAULTS, defaults
-from equipoise.brokers.http.admin.balancing import Balancing, Decisions
+from equipoise.brokers.http.admin.balancing import Balancing, Controls, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Clusters, Policies
-from equipoise.brokers.http.admin.controls import Controls
-from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
-from equipoise.brokers.http.admin.tenants import Grants, Tenants
+from equipoise.brokers.http.admin.namespaces import Grants, Namespaces, NamespaceTopics, Tenants
 from equipoise.brokers.http.answers import SERVER, typed
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.authentication import authenticated

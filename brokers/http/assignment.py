@@ -37,7 +37,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
 from equipoise.channel.log.listeners import Listen
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 POLL_MS_DEFAULT: Final = 30_000
 POLL_MS_MAX: Final = 300_000

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import not_ready
-from equipoise.brokers.http.admin.controls import CONTROLS_PATH
+from equipoise.brokers.http.admin.balancing import CONTROLS_PATH
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.answers import error_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of

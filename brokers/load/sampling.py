@@ -4,20 +4,283 @@ it.
 Figures are columns, one per kind: place i of every column is of the same bundle. One object per
 bundle would make a sample of thousands of bundles ten times slower, so an object is built only for
 bundles that are asked for.
+
+A report has the busiest bundles (Pulsar's `TopKBundles` and `NamespaceBundleStats`), and what each
+costs and how certain that is, from its loads in the last minutes.
+
+Theory of operation of costs:
+
+* The time is cut into parts, `_PARTS` in a window. The load of a bundle in a part is the mean of
+  its samples.
+* The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT`
+  of them do not count. So a burst that lasts less than a third of the window does not count, and a
+  load that has changed for good counts in full after two thirds of the window. A decaying average
+  would do neither.
+* If the loads in the window hardly differ, and the mean of the newest is near that cost, this mean
+  is the cost. It is certain enough, and follows a slow change. A burst changes a cost by at most
+  `_NEAR`.
+* The certainty comes from the spread of the loads that count, because a difference that is chance
+  must not move a bundle either. While there are few loads, a burst may have filled them all, and
+  their spread says nothing. So the standard error has a least value at first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest, nsmallest
+from operator import mul
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.shedder.cost_windows import CostWindows
-from equipoise.shedder.loads import BundleLoad, BundleTraffic, Load, Resources, Traffic, pack
+from equipoise.shedder.loads import (
+    FIGURE_MAX,
+    BundleLoad,
+    BundleTraffic,
+    Load,
+    Resources,
+    Traffic,
+    pack,
+)
 from equipoise.shedder.snapshot import BYTES_PER_CALL, CALLS_PER_CPU_SECOND, costs_of
-from equipoise.shedder.top_bundles import BundleFigures, busiest_places
+
+_PARTS: Final = 24
+_CUT: Final = 0.35
+_NEWEST: Final = 9
+# The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
+_STEADY: Final = 0.4
+# The newest loads count alone if their mean is at most so far from the middle loads, as a share of
+# it.
+_NEAR: Final = 0.2
+_ENOUGH: Final = _NEWEST / _PARTS  # A share of the window that no burst fills.
+# The least standard error at first, as a share of the cost. It falls to 0 while loads fill
+# `_ENOUGH`.
+_DOUBT: Final = 0.2
+_ROUNDING: Final = 1e-12
+
+
+class _Cost(NamedTuple):
+    """The cost of one bundle, the variance of that cost, and the number of loads behind it."""
+
+    cost: float
+    variance: float
+    loads: int
+
+
+class CostWindows:
+    """The loads of the bundles of one broker, part by part. Costs are in calls per second (see
+    `shedder.snapshot`).
+    """
+
+    def __init__(self, *, known: float = 0.0) -> None:
+        """`known`: the share of the window that loads must fill, on average, until the standard
+        error is known.
+        """
+        self._known = known
+        # In the part that has not ended, by bundle: load times milliseconds.
+        self._sums: dict[str, float] = {}
+        self._sampled_ms: dict[str, int] = {}
+        self._part_ms = 0
+        self._parts: deque[int] = deque()  # The milliseconds of each ended part of the window.
+        self._loads: dict[str, list[float]] = {}  # By bundle: its load in each part since it came.
+        self._costs: dict[str, _Cost] = {}
+
+    def update(
+        self,
+        names: Sequence[str],
+        loads: Sequence[float],
+        *,
+        newcomers: Collection[str],
+        elapsed_ms: int,
+        window_ms: int,
+    ) -> tuple[Sequence[float], float | None]:
+        """Return the cost of each bundle of `names`, and the standard error of their sum; None if
+        it is not known yet.
+
+        `loads` are their costs in the last `elapsed_ms` milliseconds. Those of `newcomers` do not
+        cover this time: they only count until the next update. A bundle that is not in `names` is
+        forgotten.
+        """
+        now = dict(zip(names, loads, strict=True))
+        for name in newcomers:  # One that has left and come back starts anew.
+            for known in (self._sums, self._sampled_ms, self._loads, self._costs):
+                known.pop(name, None)
+        sums, sampled_ms = self._sums, self._sampled_ms
+        self._sums = {
+            name: sums.get(name, 0.0) + load * elapsed_ms
+            for name, load in now.items()
+            if name not in newcomers
+        }
+        self._sampled_ms = {name: sampled_ms.get(name, 0) + elapsed_ms for name in self._sums}
+        self._part_ms += elapsed_ms
+        if self._part_ms >= window_ms / _PARTS:
+            self._end_part(window_ms)
+        costs = [self._cost(name, load) for name, load in now.items()]
+        return costs, self._noise(names, costs, window_ms)
+
+    def _cost(self, name: str, load: float) -> float:
+        """Return the cost of a bundle. Before its first part has ended, that is the mean of its
+        samples; without one it is `load`.
+        """
+        known = self._costs.get(name)
+        if known is not None:
+            return known.cost
+        return self._sums[name] / self._sampled_ms[name] if name in self._sums else load
+
+    def _end_part(self, window_ms: int) -> None:
+        self._parts.append(self._part_ms)
+        while len(self._parts) > _PARTS or sum(self._parts) - self._parts[0] >= window_ms:
+            self._parts.popleft()
+        kept, before = len(self._parts), self._loads
+        self._loads = {
+            name: [*before.get(name, ()), total / self._sampled_ms[name]][-kept:]
+            for name, total in self._sums.items()
+        }
+        self._costs = {name: _cost_of(loads) for name, loads in self._loads.items()}
+        self._sums, self._sampled_ms, self._part_ms = {}, {}, 0
+
+    def _noise(self, names: Sequence[str], costs: Sequence[float], window_ms: int) -> float | None:
+        """Return the standard error of the sum of `costs`; None while their loads fill too little
+        on average, weighted by cost.
+        """
+        found = [self._costs.get(name) for name in names]
+        counted = sum(
+            cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None
+        )
+        total = sum(costs)
+        if counted < total:
+            return None
+        filled = counted / total * sum(self._parts) / len(self._parts) / window_ms if total else 1.0
+        if filled + _ROUNDING < self._known:
+            return None
+        doubt = _DOUBT * total * (1 - filled / _ENOUGH)
+        return max(doubt, math.sqrt(sum(each.variance for each in found if each is not None)))
+
+
+def _cost_of(loads: list[float]) -> _Cost:
+    number, mean = len(loads), sum(loads) / len(loads)
+    variance = _variance(loads, mean)
+    cut = min(int(_CUT * number), (number - 1) // 2)
+    middle = sorted(loads)[cut : number - cut]
+    cost, newest = sum(middle) / len(middle), loads[-_NEWEST:]
+    latest = sum(newest) / len(newest)
+    if number > _NEWEST and variance < (_STEADY * mean) ** 2 and abs(latest - cost) <= _NEAR * cost:
+        return _Cost(cost=latest, variance=_variance(newest, latest) / _NEWEST, loads=number)
+    return _Cost(cost=cost, variance=variance / number, loads=number)
+
+
+def _variance(loads: list[float], mean: float) -> float:
+    """Return the variance of loads with this mean; 0 of one load."""
+    number, total = len(loads), mean * len(loads)
+    # Not the sum of squared differences, which takes several times as long. What rounding leaves of
+    # equal loads is nothing.
+    squares = sum(map(mul, loads, loads)) - total * total / number
+    return squares / (number - 1) if squares > _ROUNDING * total * total else 0.0
+
+
+# The namespace whose bundles Pulsar never sheds.
+_SYSTEM_PREFIX: Final = "pulsar/system/"
+
+# Smaller differences do not reorder bundles, so that noise has no effect: Pulsar's steps.
+_BYTES_STEP: Final = 100_000
+_MESSAGES_STEP: Final = 100
+_OPEN_STEP: Final = 500
+_CACHE_STEP: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleFigures:
+    """The figures that rank bundles, in columns: place i of each is of the bundle `names[i]`. Rates
+    are per second.
+
+    `opened` are topics, consumers and producers together.
+    """
+
+    names: Sequence[str]
+    bytes_in: Sequence[float]
+    bytes_out: Sequence[float]
+    messages: Sequence[float]
+    opened: Sequence[int]
+    cache_bytes: Sequence[int]
+
+
+def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
+    """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries
+    them in this order.
+
+    Bundles without load, of Pulsar's system namespace, or with impossible figures (NaN, negative,
+    absurd) are left out. Among equal bundles, the first by name is the heavier.
+    """
+    bytes_in = figures.bytes_in
+    places: Sequence[int] = range(len(figures.names))
+    least = nlargest(at_most, bytes_in)[-1] if 0 < at_most < len(places) else -math.inf
+    undecided = _valid(
+        figures, [place for place in places if bytes_in[place] >= least - _BYTES_STEP]
+    )
+    # Drop bundles more than a step below the last of the top, unless too few of the top are valid.
+    if sum(bytes_in[place] >= least for place in undecided) < at_most:
+        undecided = _valid(figures, places)
+    # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only
+    # the ties of the one before: ranking thousands of bundles by all of them takes milliseconds.
+    ranking = (
+        (bytes_in, _BYTES_STEP, 0.5),
+        (figures.bytes_out, _BYTES_STEP, 0.5),
+        (figures.messages, _MESSAGES_STEP, 0.5),
+        (figures.opened, _OPEN_STEP, 0.0),
+        (figures.cache_bytes, _CACHE_STEP, 0.0),
+    )
+    chosen: list[int] = []
+    for column, step, up in ranking:
+        wanted = at_most - len(chosen)
+        if not 0 < wanted < len(undecided):
+            break
+        heavier, undecided = _split_at_last(undecided, column, step, up, wanted)
+        chosen += heavier
+    chosen += nsmallest(at_most - len(chosen), undecided, key=figures.names.__getitem__)
+    by_name = sorted(chosen, key=figures.names.__getitem__, reverse=True)
+    return sorted(
+        by_name, key=lambda place: [_steps(column[place], step, up) for column, step, up in ranking]
+    )
+
+
+def _valid(figures: BundleFigures, places: Sequence[int]) -> list[int]:
+    """Return the places that a report may name. NaN fails each comparison, too."""
+    names, bytes_in, bytes_out, messages = (
+        figures.names,
+        figures.bytes_in,
+        figures.bytes_out,
+        figures.messages,
+    )
+    return [
+        place
+        for place in places
+        if 0 < bytes_in[place] + bytes_out[place] <= FIGURE_MAX
+        and 0 <= messages[place] <= FIGURE_MAX
+        and not names[place].startswith(_SYSTEM_PREFIX)
+    ]
+
+
+def _split_at_last(
+    places: Sequence[int], column: Sequence[float], step: int, up: float, wanted: int
+) -> tuple[list[int], list[int]]:
+    """Return the places that are certainly among the `wanted` heaviest by one figure, and those
+    that tie with the last of them.
+    """
+    values = column if len(places) == len(column) else [column[place] for place in places]
+    if _steps(max(values), step, up) == _steps(min(values), step, up):
+        return [], list(places)
+    last = _steps(nlargest(wanted, values)[-1], step, up)
+    ranks = [math.floor(value / step + up) for value in values]  # The same as `_steps`, inlined.
+    heavier = [place for place, rank in zip(places, ranks, strict=True) if rank > last]
+    return heavier, [place for place, rank in zip(places, ranks, strict=True) if rank == last]
+
+
+def _steps(value: float, step: int, up: float) -> int:
+    """Return the number of whole steps in a value. With `up` of 0.5 it rounds as Java does."""
+    return math.floor(value / step + up)
+
 
 # Values younger than this make up half of an average of traffic. A lasting change shows within half
 # a minute.
@@ -32,7 +295,7 @@ class Carried:
     """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are
     averages, per second.
 
-    * `costs` and `noise`: see `shedder.cost_windows`.
+    * `costs` and `noise`: see `brokers.load.sampling`.
     * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not
       known yet. `cpu_cost`: the cost of the bundles that it had in this time.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
@@ -86,7 +349,7 @@ class Carried:
         return [self._bundle(place) for place in range(len(self.names))]
 
     def busiest(self, at_most: int | None) -> tuple[BundleTraffic, ...]:
-        """Return the busiest bundles that have load, lightest first (see `shedder.top_bundles`).
+        """Return the busiest bundles that have load, lightest first (see `brokers.load.sampling`).
         None: no limit.
 
         Newcomers are left out: a reader that averages their figures would start too low.

@@ -46,7 +46,7 @@ from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.log.blocking_view import RETRY_MS, read_on
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.free_ports import HOST
 
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"

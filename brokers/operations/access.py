@@ -21,7 +21,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, read_on
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest, restored
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 WAIT_MS: Final = 100
 """How long one wait for records lasts. A wait may end this much later than its deadline."""

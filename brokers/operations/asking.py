@@ -28,7 +28,7 @@ from equipoise.brokers.security.tls import (
 )
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest answer read: the stats of a topic with as many producers and consumers as it may

@@ -24,7 +24,7 @@ from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 OPERATIONS_MAX: Final = 1_024
 """Limit of concurrent operations that follow moves. Each one checks every change of the view: about

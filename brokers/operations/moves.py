@@ -51,7 +51,7 @@ from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.plan import Move
 
 T = TypeVar("T")

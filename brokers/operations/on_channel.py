@@ -45,7 +45,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import append, author_now, ignore, read_on
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, describe, standing, why_unserved
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 PLACED_MS: Final = 5_000
 """How long an unload waits for a released bundle's next owner.

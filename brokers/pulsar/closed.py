@@ -19,7 +19,7 @@ from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 

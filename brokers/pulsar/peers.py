@@ -30,7 +30,7 @@ from equipoise.channel.core.ranges import (
     parse_bundle,
     topic_hash,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 # A moving bundle has no owner for some milliseconds.
 _AGAIN_S: Final = 0.02

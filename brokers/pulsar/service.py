@@ -37,7 +37,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, 
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.core.records import Document
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
 _NO_POLICIES: Final[Document] = {}

@@ -25,8 +25,8 @@ from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import bind_locally, bound, own_addresses, with_room
+from equipoise.brokers.runtime.loops.addresses import call_own_address
 from equipoise.brokers.runtime.loops.background import loops_of
-from equipoise.brokers.runtime.loops.own_address import call_own_address
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Lookups, Worker
@@ -35,7 +35,7 @@ from equipoise.channel.core.errors import (
     EquipoiseError,
     LogUnavailable,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.failures import RepeatedFailures
 from equipoise.channel.system.stop_signals import stop_event
 

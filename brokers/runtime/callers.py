@@ -27,7 +27,7 @@ from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from zlib import crc32
 from equipoise.brokers.errors import data_directory_unusable
 from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Overloaded
 from equipoise.channel.system import forked
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 INSTANCE_IDS_MAX: Final = 65_536

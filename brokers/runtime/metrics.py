@@ -35,7 +35,7 @@ from equipoise.brokers.balancing.decisions import NOTHING, Decision, Kind
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove
 from equipoise.brokers.balancing.quarantine import quarantined_in
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE
-from equipoise.brokers.balancing.splitting.bundle_limits import Excess
+from equipoise.brokers.balancing.splitting.split_points import Excess
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.security.limits import Limit

@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, sp
 from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.core.ranges import bundle_contains, key_hash
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
 if TYPE_CHECKING:

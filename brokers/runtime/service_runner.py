@@ -60,7 +60,7 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import is_matched, parse_bundle
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.failures import error_text
 
 _logger: Final = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.private_files import writable_by_all
 
 _logger: Final = logging.getLogger(__name__)

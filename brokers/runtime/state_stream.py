@@ -30,7 +30,7 @@ from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
 from equipoise.brokers.security.tls import ClientTls
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.view import View
 from equipoise.channel.log.listeners import Listeners
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 

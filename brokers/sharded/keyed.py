@@ -70,7 +70,7 @@ from equipoise.channel.core.errors import (
 )
 from equipoise.channel.core.ranges import bundle_contains, check_namespace, key_hash
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
 _logger: Final = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import EquipoiseError, Overloaded, PeerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 

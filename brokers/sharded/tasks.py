@@ -26,7 +26,7 @@ from equipoise.brokers.sharded.keyed import SHARDS
 from equipoise.brokers.sharded.metering import Meter, Timed
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_namespace
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
 _logger: Final = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from equipoise.channel.core.ranges import (
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.loop_thread import not_running
 
 T = TypeVar("T")

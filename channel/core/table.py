@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final
 
-from equipoise.channel.core import digest as digests
+from equipoise.channel.core import entries as digests
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry
 from equipoise.channel.core.ranges import HASH_MAX
 
@@ -246,7 +246,7 @@ class View:
         return self.removed_at if entry is None else entry.last
 
     def digest(self) -> int:
-        """Return the digest of the view's content, from 0 to 2**61 - 2 (`channel.core.digest`)."""
+        """Return the digest of the view's content, from 0 to 2**61 - 2 (`channel.core.entries`)."""
         self._digest %= digests.DIGEST_MODULUS
         return self._digest
 

@@ -54,8 +54,7 @@ from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
 from equipoise.channel.kafka.topic import HEADER, fitting_topic, mark, needed_of_log
-from equipoise.channel.system.clocks import ahead_by, latest_ms, position_by
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline, ahead_by, latest_ms, position_by
 
 OPEN_MS_MAX: Final = 10_000
 """How long opening waits for Kafka: an election of the partition's leader and a slow name

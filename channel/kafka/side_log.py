@@ -23,7 +23,7 @@ from equipoise.channel.kafka.client import (
 )
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.topic import REPLICATION, described_when_made
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 logger = logging.getLogger(__name__)
 

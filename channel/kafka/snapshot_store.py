@@ -33,7 +33,7 @@ from equipoise.channel.kafka.client import (
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.topic import fitting_topic, needed_of_snapshot
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 LOOK_MS_MAX: Final = 10_000
 """How long a check of the topic, or a question about its end, may take: as long as opening its

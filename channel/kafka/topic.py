@@ -19,7 +19,7 @@ from equipoise.channel.kafka.client import (
     Taken,
 )
 from equipoise.channel.kafka.settings import HEADER_KEY
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 FORMAT: Final = 1
 

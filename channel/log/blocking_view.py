@@ -16,7 +16,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 RETRY_MS: Final = 50
 """The pause after a failed read while waiting for a verdict."""

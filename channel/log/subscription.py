@@ -51,8 +51,7 @@ from equipoise.channel.log.append_queue import (
     append_batch,
 )
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.system.clocks import boot_ns
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline, boot_ns
 
 FROM_NOTHING: Final = FIRST_OFFSET - 1
 """The position of a subscriber that has read nothing and has no snapshot."""

@@ -18,7 +18,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
 from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 STOP_MS_MAX: Final = 5_000
 """How long leaving the context waits for the thread, which may be in a read (1 s) of a hanging

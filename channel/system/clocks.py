@@ -1,17 +1,71 @@
-"""Read the clock for leases and silence, choose the time of an appended entry, and find the
-position of a time although clocks were wrong.
+"""Read the clock for leases and silence, choose the time of an appended entry, find the position of
+a time although clocks were wrong, and pass one deadline down a whole request.
 
-All adapters of `Log` use it. `channel.core.log` states the contract of times.
+All adapters of `Log` use these clocks. `channel.core.log` states the contract of times.
+
+Deadlines are for the IO edge only. Pure modules take their time as a number.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
+from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX
 from equipoise.channel.core.records import INTEGER_MAX
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """A moment: `timeout_ms` milliseconds after `started_ns`, an instant of the monotonic clock."""
+
+    started_ns: int
+    timeout_ms: int
+
+    def __repr__(self) -> str:
+        return f"<Deadline: {self.remaining_ms()} of {self.timeout_ms} ms left>"
+
+    @classmethod
+    def after(cls, *, timeout_ms: int) -> Deadline:
+        """Return the deadline that is `timeout_ms` from now."""
+        return cls(started_ns=time.monotonic_ns(), timeout_ms=timeout_ms)
+
+    def remaining_ms(self) -> int:
+        """Return the time left in milliseconds; 0 once it is over. It rounds up, so that no caller
+        spins through the last millisecond.
+        """
+        return max(0, self.timeout_ms - (time.monotonic_ns() - self.started_ns) // 1_000_000)
+
+    def exceeded(self, what: str) -> DeadlineExceeded:
+        """Return the error to raise when `what` did not happen in time."""
+        return DeadlineExceeded(what=what, waited_ms=self.timeout_ms)
+
+    def check(self, what: str) -> None:
+        """Raise `DeadlineExceeded` if the deadline is over before `what` happened."""
+        if not self.remaining_ms():
+            raise self.exceeded(what)
+
+    async def wait(self, awaited: Awaitable[Result], *, what: str) -> Result:
+        """Return the result of `awaited`. Cancel it at the deadline, and raise `DeadlineExceeded`
+        with `what`.
+
+        Raises the errors of `awaited`, including its own `TimeoutError`, such as a socket's.
+        """
+        limit = asyncio.timeout(self.remaining_ms() / 1_000)
+        try:
+            async with limit:
+                return await awaited
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self.exceeded(what) from None
+
 
 # Only Linux has this clock. Elsewhere the monotonic clock is the nearest one, and a lease notices
 # sleep by comparing it with the wall clock.

@@ -21,7 +21,7 @@ from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.decision_log import newest_decisions
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.load import admin_requests
 from tests.load.admin_requests import CPU_ONLY, Move
 

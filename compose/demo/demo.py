@@ -25,7 +25,7 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import Load
 from equipoise.shedder.transfer import Spread
 from tests.load import admin_requests

@@ -20,10 +20,10 @@ from equipoise.channel.core.records import Unreadable
 from equipoise.channel.log.blocking_view import entries_to_end
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.retention import DAYS_MAX, hold_document, hold_key, is_hold, newest_ms
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.rows import Source
 
 PUBLISHER: Final = "admin:archive"
 

@@ -21,7 +21,7 @@ from equipoise.spark_jobs.archive.tables.resuming import resumed
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED, SCHEMAS
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.archive.tables.small_files import compact_beside
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.rows import Source
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts

@@ -26,8 +26,7 @@ from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.keyed_operator import findings_of
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Source, Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT, ArchiveDamaged

@@ -26,8 +26,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Table
+from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Source, Table
 
 LATENESS: Final = "1 second"
 """Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero

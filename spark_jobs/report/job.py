@@ -18,12 +18,11 @@ from pyspark.errors import PySparkException
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
-from equipoise.spark_jobs.report.figures import Report, period_shown
-from equipoise.spark_jobs.report.formats import local_zone
+from equipoise.spark_jobs.report.figures import Report, local_zone, period_shown
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import Plot, plots
 from equipoise.spark_jobs.report.queries import Queries, extent
-from equipoise.spark_jobs.sources.whole_files import replacing
+from equipoise.spark_jobs.sources.beginnings import replacing
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone, ArchiveInUse
 from equipoise.spark_jobs.streams.interrupts import interruptible

@@ -22,14 +22,12 @@ from markupsafe import Markup
 from equipoise.spark_jobs.report.figures import (
     BINS,
     MARKS,
+    NONE,
     REPORTS_MISSED,
     BundleMoves,
     Death,
     Lane,
     Report,
-)
-from equipoise.spark_jobs.report.formats import (
-    NONE,
     format_count,
     format_duration,
     format_share,

@@ -33,9 +33,10 @@ from equipoise.spark_jobs.report.figures import (
     Lane,
     Period,
     Report,
+    format_duration,
     pause_bar_ms,
+    within_year_9999,
 )
-from equipoise.spark_jobs.report.formats import format_duration, within_year_9999
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -40,7 +40,7 @@ from equipoise.spark_jobs.report.figures import (
 )
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import ACCEPTED
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 
 if TYPE_CHECKING:

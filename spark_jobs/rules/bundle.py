@@ -1,18 +1,21 @@
 """Check the facts of one bundle against an independent state of it.
 
-`spark_jobs.rules.transitions` has the transition table, `spark_jobs.rules.serving` the rules about
-serving evidence.
+`spark_jobs.rules.serving` has the rules about serving evidence.
 
 Where the fold and this state differ, there is one finding, and the audit adopts the fold's state.
 It also adopts the fold's state of a bundle that is older than the audit.
+
+The transition tables are written a second time from the protocol. A phase is a state together with
+the parties that are set (`spark_jobs.rules.forms.PHASES`). In the cells, `o` is the owner before,
+`s` the source before, and `d` a live broker that does not drain and is not the owner before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from equipoise.spark_jobs.rules import forms
 from equipoise.spark_jobs.rules.facts import Fact, Raw
@@ -37,7 +40,74 @@ from equipoise.spark_jobs.rules.serving import (
     expire_serving,
     follow_holder,
 )
-from equipoise.spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
+
+Who = Literal["anybody", "broker", "admin", "owner", "source"]
+"""Who may write the record; `anybody` is any live broker and any admin."""
+
+Whom = Literal["-", "o", "s", "d"]
+"""The party that a phase names after a step."""
+
+
+class Step(NamedTuple):
+    """One row: who writes it, the owner and source after it, whether an ownership begins, and
+    whether a namespace deletion forbids it.
+    """
+
+    who: Who
+    owner: Whom
+    source: Whom
+    ownership: bool = False
+    barred_by_deletion: bool = False
+
+
+# fmt: off
+STEPS: Final[Mapping[tuple[str, str], Step]] = {
+    ("free",         "assigning"):    Step("anybody", "d", "-", barred_by_deletion=True),
+    ("assigning",    "owned"):        Step("owner",   "o", "-", ownership=True),
+    ("assigning",    "free"):         Step("owner",   "-", "-"),
+    ("assigning",    "assigning"):    Step("anybody", "d", "-", barred_by_deletion=True),
+    ("owned",        "transferring"): Step("anybody", "d", "o"),
+    ("transferring", "handing_over"): Step("owner",   "o", "s"),
+    ("transferring", "owned"):        Step("anybody", "s", "-"),
+    ("handing_over", "owned"):        Step("source",  "o", "-", ownership=True),
+    ("owned",        "unloading"):    Step("anybody", "-", "o"),
+    ("unloading",    "free"):         Step("source",  "-", "-"),
+    ("owned",        "splitting"):    Step("anybody", "o", "-", barred_by_deletion=True),
+    ("splitting",    "owned"):        Step("anybody", "o", "-"),
+}
+"""(phase before, phase after) -> the conditions of the step. A pair that is missing is illegal."""
+
+
+class Death(NamedTuple):
+    """What becomes of a bundle: its next phase and owner, and whether an ownership begins."""
+
+    after: str
+    owner: Whom
+    ownership: bool = False
+
+
+DEATHS: Final[Mapping[tuple[str, str], Death]] = {
+    ("owned",        "owner"):  Death("free",      "-"),
+    ("splitting",    "owner"):  Death("free",      "-"),
+    ("assigning",    "owner"):  Death("free",      "-"),
+    ("unloading",    "source"): Death("free",      "-"),
+    ("transferring", "owner"):  Death("owned",     "s"),
+    ("handing_over", "owner"):  Death("owned",     "s"),
+    ("transferring", "source"): Death("assigning", "o"),
+    ("handing_over", "source"): Death("owned",     "o", ownership=True),
+}
+"""(phase, role of the dead incarnation) -> what becomes of the bundle."""
+
+SERVED_BY: Final[Mapping[str, Literal["owner", "source"]]] = {
+    "owned": "owner",
+    "splitting": "owner",
+    "transferring": "source",
+    "handing_over": "source",
+    "unloading": "source",
+}
+"""Who serves in each phase. In phases that are missing nobody serves."""
+# fmt: on
+
 
 _VERDICTS_ON_MERGES: Final = frozenset(
     {ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"}

@@ -28,7 +28,7 @@ def subject(kind: SubjectKind, name: str) -> str:
 class Fact:
     """One event of one subject.
 
-    * `source`: where it was read (`spark_jobs.sequence.arrivals.Source`).
+    * `source`: where it was read (`spark_jobs.sequence.rows.Source`).
     * `offset`: logical for the channel, else the source's own.
     * `at_ms`: the log's time, also for notes.
     * `record`: the entry's JSON object, or None. A subject that the record changes but does not

@@ -20,8 +20,8 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Merge, Split, Unreadable
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import subject
-from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.rules.memory import StateRow, StateTable
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from equipoise.spark_jobs.sequence.subjects import kind_of
 
 _MOVING: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")

@@ -32,7 +32,7 @@ from equipoise.pulsar_cluster.table import Table as Bundles
 from equipoise.spark_jobs.rules import pulsar as rules
 from equipoise.spark_jobs.rules.facts import subject
 from equipoise.spark_jobs.rules.rule import ACCEPTED, Finding
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 
 MessageRow = tuple[int, str, str, int, bytes | None, str]
 """Offset, message id, bundle, Unix time in ms, value and producer of a message, as a recording has

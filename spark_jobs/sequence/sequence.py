@@ -48,15 +48,13 @@ from equipoise.spark_jobs.rules.membership.members import (
     Whole,
 )
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
+from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
-from equipoise.spark_jobs.rules.state_table import StateRow
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.folding import Folding, Lost
+from equipoise.spark_jobs.sequence.folding import Folding, Lost, ViewRows, view_from
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.snapshots import packed
-from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
 from equipoise.spark_jobs.sequence.subjects import (
     CONCERNED,
     LOG,

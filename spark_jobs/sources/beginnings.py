@@ -2,15 +2,18 @@
 begins at the same place.
 
 After the first committed batch only the checkpoint determines where the stream continues.
+
+Files are written atomically and durably: even after a power cut a file is complete or absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import orjson
 
@@ -18,9 +21,25 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.channel.sqlite.file import sync_folder
+from equipoise.spark_jobs.sequence.rows import Source
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
-from equipoise.spark_jobs.sources.whole_files import replacing
+
+
+@contextmanager
+def replacing(path: Path, *, part: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` when the block ends. Until then it is named `part`.
+
+    The contents are on disk before the file has its name. The name is on disk when the block ends.
+    Raises `OSError`.
+    """
+    with part.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path)
+
 
 FILE: Final = "beginning"
 
@@ -29,7 +48,7 @@ FILE: Final = "beginning"
 class Beginning:
     """The start positions of a stream and the view there.
 
-    * `positions`: by source (`spark_jobs.sequence.arrivals.Source`). A missing source begins with
+    * `positions`: by source (`spark_jobs.sequence.rows.Source`). A missing source begins with
       its first entry.
     * `snapshot`: as in `channel.core.snapshot`. None if the log begins with its first record.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from equipoise.channel.core.errors import invalid_log_url
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
-from equipoise.spark_jobs.sequence.arrivals import ALL_SOURCES, Positions, Source
+from equipoise.spark_jobs.sequence.rows import ALL_SOURCES, Positions, Source
 from equipoise.spark_jobs.sources.kafka_source import kafka_frame
 from equipoise.spark_jobs.sources.sqlite_source import NAME, SqliteChannel
 
@@ -35,7 +35,7 @@ def channel_frame(
     """Return the entries of the log at `url` and its companion sources as they arrive, with the
     columns of `FRAME_DDL`.
 
-    * `start`: the first offset to read, by source (`spark_jobs.sequence.arrivals.Source`). A
+    * `start`: the first offset to read, by source (`spark_jobs.sequence.rows.Source`). A
       missing source is read from its beginning.
     * `per_trigger`: most entries in a batch. On SQLite this applies to each source, and each has a
       bound in bytes too. Load reports have a lower bound of their own.

@@ -2,6 +2,9 @@
 
 Findings arrive on a thread of Spark. Only the thread that calls `Watch.show` prints, so that lines
 do not mix.
+
+Spark reports on each batch. While no batch ends, it waits silently, for minutes, for a Kafka or a
+file that is unavailable. So the driver checks the log itself.
 """
 
 from __future__ import annotations
@@ -10,23 +13,306 @@ import sys
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from equipoise.channel.core.errors import CallerError
-from equipoise.spark_jobs.streams.batch_report import BatchDone, Rate, batch_done, progress_line
+from equipoise.channel.core.errors import CallerError, EquipoiseError, LogNotBegun, LogUnavailable
+from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.streams.options import Screen
-from equipoise.spark_jobs.streams.silence import Seen, Silence, look
+
+LOOK_MS: Final = 10_000
+"""Time without a batch before a check of the log, and the interval between checks. A check costs a
+connection."""
+
+SILENCE_MS: Final = 30_000
+"""Time without a batch before a message although the log answers (brokers renew every few seconds),
+and before one about a slow check."""
+
+REMIND_MS: Final = 60_000
+"""Interval of reminders that the log cannot be read. New problems do not shorten it: Kafka words
+one outage in many ways."""
+
+_ABSENT: Final = (LogUnavailable, LogNotBegun)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The result of a check: the problem (None if the log answers), and whether the log is away or
+    unreadable.
+    """
+
+    problem: str | None = None
+    is_away: bool = True
+
+
+_NO_ANSWER: Final = Seen(f"it has not answered within {SILENCE_MS // 1_000} s")
+
+
+def look(url: str) -> Seen:
+    """Check whether the log at `url` answers. This takes as long as opening it: some 10 s for an
+    unavailable Kafka.
+    """
+    try:
+        with closing(open_log(url, create=False)) as log:
+            log.end()
+    except _ABSENT as error:
+        return Seen(error.problem)
+    except (EquipoiseError, OSError) as error:
+        # Any other error: the stream itself reports when it cannot continue.
+        return Seen(str(error), is_away=False)
+    return Seen()
+
+
+class Silence:
+    """What is known of the log `name` since the last batch. Times are milliseconds of one monotonic
+    clock.
+    """
+
+    def __init__(self, name: str, now_ms: int) -> None:
+        """`now_ms` is the start of the stream."""
+        self._name = name
+        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = now_ms
+        self._has_batches = False
+        self._is_looking = False
+        self._idle_ms: int | None = None
+        self._outage: Seen | None = None
+        self._outage_reported_ms = 0
+        self._reported: str | None = None
+
+    @property
+    def missed_since_ms(self) -> int | None:
+        """Since when nothing has come from a log that does not answer; None if it answers, as far
+        as is known.
+        """
+        return None if self._outage is None else self._there_ms
+
+    def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
+        """Record the end of a batch and yield messages. It proves that the log was available when
+        the batch began, not later.
+        """
+        if self._outage is None or began_ms > self._looked_ms:
+            yield from self._there(began_ms, now_ms)
+        self._batch_ms = self._quiet_ms = now_ms
+        self._has_batches, self._idle_ms, self._reported = True, None, None
+
+    def idle(self, now_ms: int) -> None:
+        """Record that Spark found nothing new, which it reports every 10 s. No batch is running
+        then.
+        """
+        self._idle_ms = now_ms
+
+    def wants_look(self, now_ms: int) -> bool:
+        """Return whether the caller should check the log now and pass the result to `seen`. One
+        check runs at a time.
+        """
+        if self._is_looking or min(now_ms - self._batch_ms, now_ms - self._looked_ms) < LOOK_MS:
+            return False
+        self._is_looking, self._looked_ms = True, now_ms
+        return True
+
+    def seen(self, now_ms: int, seen: Seen) -> Iterator[str]:
+        """Record the result of a check and yield messages."""
+        self._is_looking = False
+        if seen.problem is None:
+            yield from self._there(now_ms, now_ms)
+            yield from self._quiet(now_ms)
+        elif self._looked_ms >= self._there_ms:
+            # Else a batch has begun since the check did, and its result is outdated.
+            yield from self._missed(now_ms, seen)
+
+    def wait(self, now_ms: int) -> Iterator[str]:
+        """Yield a message if a check takes too long."""
+        if self._is_looking and now_ms - max(self._looked_ms, self._there_ms) >= SILENCE_MS:
+            yield from self._missed(now_ms, _NO_ANSWER)
+
+    def _missed(self, now_ms: int, outage: Seen) -> Iterator[str]:
+        is_known = self._outage is not None
+        self._outage = outage
+        if is_known and now_ms - self._outage_reported_ms < REMIND_MS:
+            return
+        self._outage_reported_ms = now_ms
+        what = "is unavailable" if outage.is_away else "cannot be read"
+        missed_s = (now_ms - self._there_ms) // 1_000
+        yield (
+            f"{self._name} {what}, and nothing has come from it for {missed_s} s: {outage.problem};"
+            " waiting"
+        )
+
+    def _there(self, at_ms: int, now_ms: int) -> Iterator[str]:
+        """Record, at `now_ms`, that the log was available at `at_ms`."""
+        if self._outage is not None:
+            yield (
+                f"{self._name} is available again; nothing came from it for"
+                f" {(at_ms - self._there_ms) // 1_000} s"
+            )
+            self._outage = None
+            self._quiet_ms = now_ms  # The wait until now has been reported.
+        self._there_ms = max(self._there_ms, at_ms)
+
+    def _quiet(self, now_ms: int) -> Iterator[str]:
+        if now_ms - self._quiet_ms < SILENCE_MS:
+            return
+        if self._idle_ms is not None and now_ms - self._idle_ms < SILENCE_MS:
+            why = f"{self._name} has no new entries; waiting"
+        elif self._has_batches:
+            why = f"{self._name} answers, but this machine is slow to process its entries; waiting"
+        else:
+            why = "the first batch takes longest, especially on a busy machine; waiting"
+        if why != self._reported:
+            self._reported = why
+            yield f"no batch has ended for {(now_ms - self._batch_ms) // 1_000} s: {why}"
+
+
+WINDOW_MS: Final = 10_000
+"""Window of the reported rate: some ten batches."""
+
+_BATCHES_MAX: Final = 1_000  # Enough for a full window of 10 ms batches; none is shorter.
+
+_BATCHES_MIN: Final = 2
+
+_KIB: Final = 1_024
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDone:
+    """One finished batch of a stream.
+
+    * `rows`: entries taken from the sources.
+    * `behind`: entries that the sources held beyond the batch when it began. None if unknown, as
+      for a batch that was planned before a restart.
+    * `state_rows`, `state_bytes`: of all stateful operators, after the batch.
+    """
+
+    batch: int
+    rows: int
+    took_ms: int
+    behind: int | None
+    state_rows: int
+    state_bytes: int
+
+
+def batch_done(document: bytes | str) -> BatchDone:
+    """Return the batch described by `document`, the JSON of Spark's `StreamingQueryProgress`.
+    Missing numbers are 0.
+    """
+    raw: Mapping[str, Any] = orjson.loads(document)
+    durations = raw.get("durationMs") or {}
+    states = raw.get("stateOperators") or []
+    return BatchDone(
+        batch=int(raw.get("batchId") or 0),
+        rows=sum(int(source.get("numInputRows") or 0) for source in raw.get("sources") or []),
+        took_ms=int(durations.get("triggerExecution") or raw.get("batchDuration") or 0),
+        behind=_behind(raw.get("sources") or []),
+        state_rows=sum(int(state.get("numRowsTotal") or 0) for state in states),
+        state_bytes=sum(int(state.get("memoryUsedBytes") or 0) for state in states),
+    )
+
+
+def _behind(sources: list[Mapping[str, Any]]) -> int | None:
+    """Return how far the newest offsets in the sources are beyond the batch's end."""
+    behind = 0
+    for source in sources:
+        newest, end = (
+            dict(_numbers(_object(source.get("latestOffset")))),
+            dict(_numbers(_object(source.get("endOffset")))),
+        )
+        if not newest:
+            return None
+        # A part without an end offset, such as a new topic, is behind from its first offset.
+        behind += sum(max(0, offset - end.get(name, 0)) for name, offset in newest.items())
+    return behind
+
+
+def _object(offset: object) -> object:
+    """Return an offset as parsed JSON. Spark gives some as a string of JSON."""
+    if not isinstance(offset, str):
+        return offset
+    try:
+        return orjson.loads(offset)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
+    """Yield each integer in an offset of any shape, with the path to it."""
+    match offsets:
+        case bool():
+            return
+        case int():
+            yield name, offsets
+        case dict():
+            for key in sorted(offsets):
+                yield from _numbers(offsets[key], f"{name}/{key}")
+        case list():
+            for place, part in enumerate(offsets):
+                yield from _numbers(part, f"{name}/{place}")
+
+
+def progress_line(
+    done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None
+) -> str:
+    """Return one line about a stream after `done`. `found` is its number of findings, None if it
+    makes none.
+
+    * `rows_per_second`: the rate over the last window.
+    * `missed_ms`: how long the log has not answered; None if it answers. Only an answering log
+      shows how far behind the stream is.
+    """
+    parts = [f"{rows_per_second:,.0f} rows/s"]
+    if missed_ms is not None:
+        parts.append(f"the log does not answer, nothing for {missed_ms // 1_000} s")
+    elif done.behind is not None:
+        parts.append(f"{done.behind:,} behind")
+    parts += [
+        f"batch {done.batch} in {done.took_ms / 1_000:.1f} s",
+        f"state {done.state_rows:,} rows, {size(done.state_bytes)}",
+    ]
+    if found is not None:
+        parts.append("1 finding" if found == 1 else f"{found:,} findings")
+    return " · ".join(parts)
+
+
+def size(count: int) -> str:
+    """Format a number of bytes in the largest unit that gives at least 1."""
+    amount, unit = float(count), 0
+    while amount >= _KIB and unit < len(_UNITS) - 1:
+        amount, unit = amount / _KIB, unit + 1
+    return f"{count} B" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
+
+
+class Rate:
+    """Rows per second over a window. A single batch means little, since rows come in bursts."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[int, int]] = deque(maxlen=_BATCHES_MAX)
+
+    def add(self, now_ms: int, rows: int) -> None:
+        """Count rows taken up to `now_ms`, a monotonic time."""
+        self._batches.append((now_ms, rows))
+
+    def per_second(self, now_ms: int) -> float:
+        """Return the rate of all batches after the oldest in the window."""
+        # Keep two batches of any age: a stream with long batches is slow, not stopped.
+        while len(self._batches) > _BATCHES_MIN and self._batches[0][0] < now_ms - WINDOW_MS:
+            self._batches.popleft()
+        if not self._batches:
+            return 0.0
+        rows = sum(rows for _, rows in self._batches) - self._batches[0][1]
+        return 1_000 * rows / max(1, now_ms - self._batches[0][0])
+
 
 NOTE_MS: Final = 10_000
 """How often to print a progress line where there is no live line, such as in a log file."""

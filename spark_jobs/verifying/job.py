@@ -1,5 +1,5 @@
-"""Run the verify job: read the archive, replay its segments in parallel on Spark's cores, and
-report progress.
+"""Run the verify job: read the archive, replay its segments in parallel on Spark's cores, report
+progress, and sum up the results.
 
 Each segment is one task. It reads its own rows in batches and returns a few numbers. So memory is
 bounded by the view, which every reader of the channel has to hold, for archives of any length.
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -26,15 +29,14 @@ from equipoise.spark_jobs.archive.tables.parquet import (
     file_offsets,
 )
 from equipoise.spark_jobs.archive.tables.reading import LOOKS_MAX, Archive
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
+from equipoise.spark_jobs.sequence.rows import Source, Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
 from equipoise.spark_jobs.streams.session import spark_session
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
-from equipoise.spark_jobs.verifying.result import Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import (
     Mark,
     RecordFile,
@@ -46,6 +48,124 @@ from equipoise.spark_jobs.verifying.segments import (
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+DIFFERENCES_MAX: Final = 20
+"""Differences shown; the rest are only counted. One lost file may affect a hundred segments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The result of verifying an archive.
+
+    `differences` are in log order. Unreadable files come first, because they may explain the rest.
+    `seconds` is the time of the replay.
+    """
+
+    segments: int
+    records: int
+    accepted: int
+    rejected: Mapping[str, int]
+    not_folded: int
+    agreements: int
+    trusted: int
+    first: int | None
+    last: int | None
+    differences: tuple[Difference, ...]
+    differences_count: int
+    seconds: float
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences_count
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The result as one JSON document."""
+        return {**asdict(self), "in_order": self.in_order}
+
+
+def verification(
+    segments: Sequence[Segment],
+    checked: Sequence[Checked],
+    *,
+    unreadable: Sequence[Difference] = (),
+    seconds: float,
+) -> Verification:
+    """Sum up the results of the segments. `unreadable` are files that could not be planned."""
+    verdicts: Counter[str] = Counter()
+    for each in checked:
+        verdicts.update(each.verdicts)
+    by_number = sorted(checked, key=lambda each: each.number)
+    found = tuple(
+        _once([*unreadable, *(difference for each in by_number for difference in each.differences)])
+    )
+    accepted, not_folded = verdicts.pop(ACCEPTED, 0), verdicts.pop(NOT_FOLDED, 0)
+    return Verification(
+        segments=len(segments),
+        records=sum(each.records for each in checked),
+        accepted=accepted,
+        rejected=dict(sorted(verdicts.items())),
+        not_folded=not_folded,
+        agreements=sum(each.agreements for each in checked),
+        trusted=sum(each.trusted for each in checked),
+        first=segments[0].first if segments else None,
+        last=max((each.last for each in checked if each.last is not None), default=None),
+        differences=found[:DIFFERENCES_MAX],
+        differences_count=len(found),
+        seconds=round(seconds, 3),
+    )
+
+
+def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield each file's difference once, even if several segments need the file."""
+    files: set[str] = set()
+    for each in differences:
+        if each.file is None:
+            yield each
+        elif each.file not in files:
+            files.add(each.file)
+            yield each
+
+
+def lines(result: Verification, *, url: str) -> Iterator[str]:
+    """Format the result for people, as `equipoise channel verify` does. `url` is the archived
+    log.
+    """
+    if not result.records and result.in_order:
+        yield "nothing to verify: the archive has no record of that period"
+        return
+    rejected = ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()) or "none"
+    reached = "" if result.last is None else f" up to offset {result.last}"
+    yield f"{result.records} records{reached}: {result.accepted} accepted; rejected: {rejected}"
+    pace = f", {round(result.records / result.seconds)} records/s" if result.seconds else ""
+    yield (
+        f"{result.segments} segments in {result.seconds} s{pace}; matching digests of brokers:"
+        f" {result.agreements}"
+    )
+    if result.trusted:
+        yield (
+            f"the first {result.trusted} records cannot be replayed: no snapshot has the state"
+            " before them"
+        )
+    if result.not_folded:
+        yield f"{result.not_folded} entries were skipped: they follow the end of the channel"
+    for found in result.differences:
+        if found.file is not None:
+            yield f"{found.kind}: {found.text}"
+            continue
+        where = (
+            f"offset {found.first}"
+            if found.first == found.last
+            else f"offsets {found.first} to {found.last}"
+        )
+        yield f"{where}: {found.kind}: {found.text}"
+        yield f"  equipoise channel show {found.last} --log {quote(url)}"
+    if result.in_order:
+        yield "no differences"
+    else:
+        yield f"differences: {result.differences_count}"
+
 
 TASKS_MAX: Final = 5_000
 """Tasks of one verification. With more segments a task replays several. A hundred million records

@@ -20,8 +20,7 @@ from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Joined, Renewed
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.clocks import boot_ns
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline, boot_ns
 from tests.benchmarks.frame import report, summary
 from tests.load import admin_requests
 from tests.load.admin_requests import Move

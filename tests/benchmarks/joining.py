@@ -23,8 +23,7 @@ from equipoise.channel.core.ranges import bundle_contains, key_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.clocks import boot_ns
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline, boot_ns
 from equipoise.shedder.loads import Load
 from equipoise.shedder.transfer import Spread
 from tests.benchmarks.frame import report_on_log, summary

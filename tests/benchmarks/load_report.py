@@ -17,7 +17,7 @@ from equipoise.brokers.load.documents import REPORT_BYTES_MAX, encode_load, ligh
 from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad, Messaging, Resources
 from tests.benchmarks.frame import report, single, summary
 

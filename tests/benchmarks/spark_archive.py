@@ -12,7 +12,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.job import run_archive
 from equipoise.spark_jobs.archive.tables.parquet import file_offsets
 from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
 from tests.benchmarks.frame import report
 from tests.channels.busy_channel import WrittenChannel

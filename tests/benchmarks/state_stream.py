@@ -21,7 +21,7 @@ import aiohttp
 from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.free_ports import free_ports
 from equipoise.examples.files import Files
 from tests.benchmarks.frame import report, resident_bytes, summary

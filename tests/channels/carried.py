@@ -11,7 +11,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.sqlite.log import SqliteLog
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 TIMEOUT_MS = 5_000
 

@@ -16,9 +16,8 @@ from equipoise.channel.core.errors import LogTruncated, OperatorError, SnapshotF
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.channel.snapshots.snapshot_rows import history_snapshot_of
-from equipoise.compaction.compactor import Compacted, compact
+from equipoise.compaction.compactor import Compacted, Step, compact
 from equipoise.compaction.retention import Retention
-from equipoise.compaction.writing import Step
 from tests.channels.compacting import (
     NOTHING,
     TIMEOUT_MS,

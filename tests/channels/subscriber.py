@@ -12,7 +12,7 @@ from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.subscription import Subscription
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 NAME = "memory:subscription"

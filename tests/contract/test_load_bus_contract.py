@@ -12,9 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from equipoise.brokers.load import bus as module
-from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.load.documents import light
-from equipoise.brokers.load.topics import LOADS
 from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog

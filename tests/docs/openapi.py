@@ -14,13 +14,11 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from equipoise.brokers.http import answers
-from equipoise.brokers.http.admin.balancing import Balancing, Decisions
+from equipoise.brokers.http.admin.balancing import Balancing, Controls, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Clusters, Policies
-from equipoise.brokers.http.admin.controls import Controls
-from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.admin.namespaces import Grants, Namespaces, Tenants
 from equipoise.brokers.http.admin.operating import Row
-from equipoise.brokers.http.admin.tenants import Grants, Tenants
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, texts_of
 from equipoise.brokers.http.health import Health

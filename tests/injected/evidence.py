@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import Run, busy, play
 from tests.injected.injection import Injected, Kind, injected
 

@@ -18,7 +18,7 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import BUSY_SECONDS, Forger, busy, play
 from tests.injected.injection import Injected
 

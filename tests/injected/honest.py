@@ -19,7 +19,7 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.ranges import bundle_contains
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from tests.simulation.checkers.all_checkers import Checkers
 from tests.simulation.checkers.membership import Membership
 from tests.simulation.checkers.ownership import Ownership, Work

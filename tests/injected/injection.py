@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 
 Lost = Callable[[int, int], bytes | None]
 

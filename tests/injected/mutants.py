@@ -18,7 +18,7 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, NamespaceChanged, Verdict
 from equipoise.channel.core.records import AnyRecord, Merge, Unreadable
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import honest, play
 from tests.injected.injection import Injected
 from tests.mutants.patching import Mutant, parse

@@ -21,7 +21,7 @@ import orjson
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from tests.house.house_rules import ROOT
 from tests.injected.honest import Run, honest, play
 from tests.injected.injection import Injected, Kind

@@ -13,7 +13,7 @@ from typing import Final
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from tests.channels.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.injected.honest import BEGAN_MS
 from tests.injected.injection import Injected, Kind, injected

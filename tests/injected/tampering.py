@@ -14,7 +14,7 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.snapshot import to_bytes
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import busy_channel
 from tests.injected.injection import Injected, Kind, injected
 

@@ -19,7 +19,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import parse_retention
 

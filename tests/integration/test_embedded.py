@@ -28,7 +28,7 @@ from equipoise.channel.core.errors import (
     InvalidName,
     OperatorError,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.unit.security.signing import SETTINGS, bearer, token
 
 pytestmark = pytest.mark.integration

@@ -26,7 +26,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import BrokerRecord, NamespaceRecord, Unreadable
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
 from tests.kafka.topics import delete_topics

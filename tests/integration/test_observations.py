@@ -26,9 +26,9 @@ from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.channel.system.clocks import Deadline
+from equipoise.spark_jobs.sequence.notes import load_rows
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from tests.load import admin_requests
 from tests.load.cluster import counters, running, settle
 from tests.spark.spark_pipeline import findings_of

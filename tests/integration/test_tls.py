@@ -28,7 +28,7 @@ from equipoise.brokers.security.tls import (
     client_context,
 )
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.tls.authority import HOST, Authority, replaced
 from tests.tls.brokers import NAMESPACE, PATIENCE_MS, TOPIC, secure_brokers
 

@@ -23,7 +23,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 OPERATOR: Final = f"{ADMIN_PREFIX}demo"
 """The author of the operator's changes of settings."""

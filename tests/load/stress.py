@@ -26,7 +26,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.inspect.verify import Findings, verify
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.load import admin_requests
 from tests.load.callers import CallerProcess, Plan, Tally, stubborn, uneven
 from tests.load.cluster import counters, running, settle

@@ -23,16 +23,14 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     SplitSnapshot,
     plan_splits,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import (
-    BundleLimits,
-    fault_of_bundle,
-)
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     RANGE_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
+    BundleLimits,
     SplitQuestion,
     TopicLoad,
+    fault_of_bundle,
     split_points,
 )
 from equipoise.channel.core.ranges import (

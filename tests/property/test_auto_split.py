@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     SplitSnapshot,
     plan_splits,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, fault_of_bundle
+from equipoise.brokers.balancing.splitting.split_points import BundleLimits, fault_of_bundle
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 

@@ -13,8 +13,8 @@ from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.compaction.compactor import Step
 from equipoise.compaction.retention import Retention
-from equipoise.compaction.writing import Step
 from tests.channels.compacted import compact as compact_without_history_snapshot
 from tests.channels.compacting import (
     all_of,

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.difference import changes_between
-from equipoise.channel.core.digest import (
+from equipoise.channel.core.entries import (
     DIGEST_MODULUS,
+    BrokerChanged,
+    BundleChanged,
+    Change,
+    LevelChanged,
+    NamespaceChanged,
+    PolicyChanged,
     broker_part,
     bundle_part,
     last_weight,
@@ -23,14 +29,6 @@ from equipoise.channel.core.digest import (
     sequence_weight,
     status_part,
     weight,
-)
-from equipoise.channel.core.entries import (
-    BrokerChanged,
-    BundleChanged,
-    Change,
-    LevelChanged,
-    NamespaceChanged,
-    PolicyChanged,
 )
 from equipoise.channel.core.lifecycle import TRANSITIONS
 from equipoise.channel.core.ranges import HASH_MAX

@@ -16,8 +16,8 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from tests.channels.walk import Walk
 
 RECORDS_MAX = 250

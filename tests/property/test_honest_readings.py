@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import BEGAN_MS, Run, honest, play
 from tests.spark.spark_pipeline import Pipeline
 

@@ -12,7 +12,7 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.rows import Source
 from tests.injected.forgeries import FORGERIES
 from tests.injected.honest import honest, play
 from tests.injected.injection import Kind

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from tests.channels.walk import Walk
 

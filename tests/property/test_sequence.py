@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.rules.state_table import StateRow
-from equipoise.spark_jobs.sequence.arrivals import Arrival
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.rules.memory import StateRow
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from tests.channels.walk import Walk

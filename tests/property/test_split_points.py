@@ -13,12 +13,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     FLOW_OR_QPS_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
     TOPIC_COUNT_EQUALLY_DIVIDE,
+    BundleLimits,
     SplitQuestion,
     TopicLoad,
     split_points,

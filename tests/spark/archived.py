@@ -11,8 +11,7 @@ import pyarrow as pa
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
 
 LOG = "the identity of the log"

@@ -25,7 +25,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
 from equipoise.spark_jobs.audit.job import run_audit
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
 from tests.spark.spark_logs import WrittenStream
 

@@ -11,9 +11,8 @@ from typing import Final
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import parse_fact
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Lost
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000

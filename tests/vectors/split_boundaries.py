@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import (
+    MIB,
+    BundleLimits,
     SplitQuestion,
     TopicLoad,
     split_points,

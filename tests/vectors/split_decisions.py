@@ -12,9 +12,10 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     SplitSnapshot,
     plan_splits,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import (
+    MIB,
     RANGE_EQUALLY_DIVIDE,
+    BundleLimits,
     SplitQuestion,
     split_points,
 )

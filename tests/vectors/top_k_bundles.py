@@ -1,11 +1,11 @@
-"""The vectors of `TopKBundles`, asked of `shedder.top_bundles`."""
+"""The vectors of `TopKBundles`, asked of `brokers.load.sampling`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equipoise.brokers.load.sampling import BundleFigures, busiest_places
 from equipoise.shedder.loads import BundleTraffic
-from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
 

@@ -24,8 +24,7 @@ from equipoise.brokers.balancing.placement import (
 from equipoise.brokers.balancing.quarantine import QuarantineRules
 from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, BundleLimits
 from equipoise.shedder.loads import Load, Weights
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.registry import ENTRY_POINTS, found_in

@@ -26,8 +26,7 @@ from equipoise.brokers.balancing.settings.setting_values import (
     nearest,
     value_of,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, MIB
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import check_namespace

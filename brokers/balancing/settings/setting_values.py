@@ -25,9 +25,9 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     UNUSABLE,
     BalancingSettings,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
+    MIB,
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from equipoise.brokers.balancing.splitting.bundle_limits import (
+from equipoise.brokers.balancing.splitting.split_points import (
     BundleLimits,
     Measure,
     fault_of_bundle,

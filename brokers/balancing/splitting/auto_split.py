@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from equipoise.brokers.balancing.splitting.bundle_limits import (
+from equipoise.brokers.balancing.splitting.split_points import (
     BundleLimits,
     Excess,
     Measure,

@@ -32,7 +32,7 @@ from equipoise.brokers.operations.on_channel import declare_dead as declare_dead
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.runtime.service import http_address, own_http
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 app = group("List brokers and their status; drain a broker; declare a dead one dead.")
 maintenance = group("Take brokers out for maintenance, and bring them back.")

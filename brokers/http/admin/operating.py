@@ -22,7 +22,7 @@ from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 Value = TypeVar("Value")
 

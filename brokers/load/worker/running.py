@@ -19,7 +19,7 @@ from typing import Final
 import faust
 from aiokafka.errors import KafkaError
 
-from equipoise.brokers.load.topics import LOADS, SAMPLES, group_of, worker_topics
+from equipoise.brokers.load.bus import LOADS, SAMPLES, group_of, worker_topics
 from equipoise.brokers.load.worker.access import KafkaAccess, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
 from equipoise.channel.core.errors import Bug, OperatorError
@@ -28,7 +28,7 @@ from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.side_log import made
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.failures import RepeatedFailures
 from equipoise.channel.system.stop_signals import stop_event
 

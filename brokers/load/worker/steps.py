@@ -3,29 +3,122 @@ messages to send.
 
 Pure: `now_ms` is Unix time by the worker's clock. An unreadable row was written by another version
 and is ignored.
+
+Table rows and sightings are a header line, then a body. Input may be of another version or another
+program: each parser returns a value or raises `UnreadableLoad`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import orjson
+
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.documents import decode_load, encode_load
-from equipoise.brokers.load.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import (
-    Row,
-    Sighting,
-    decode_row,
-    decode_sighting,
-    encode_row,
-    encode_sighting,
+from equipoise.brokers.load.bus import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
+from equipoise.brokers.load.documents import (
+    decode_bundle,
+    decode_load,
+    encode_bundle,
+    encode_load,
+    history_in,
 )
 from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.system.failures import RepeatedFailures
-from equipoise.shedder.loads import Load, averaged, blended, fault_of, kept_share
+from equipoise.shedder.loads import BundleTraffic, Load, averaged, blended, fault_of, kept_share
+
+_match_row: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,18})\n").match
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A table row: an encoded load or sighting, and the position of its message.
+
+    * `partition` and `offset` are those of the message in its topic. A table holds all partitions
+      of its worker, and rows are deleted by partition.
+    * `at_ms` is when the worker processed the message (Unix time by its clock).
+    * `handed` is the offset after the last handover that the load includes.
+    """
+
+    partition: int
+    offset: int
+    at_ms: int
+    body: bytes
+    handed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A bundle as its broker reported it.
+
+    * `broker` serves it and reported it at `at_ms`, Unix time by its own clock. Its samples are in
+      `partition`.
+    * `bundle` has its average traffic. `history` is the share of an average that remains after
+      `shedder.loads.STEP_MS`.
+    """
+
+    broker: str
+    at_ms: int
+    partition: int
+    history: float
+    bundle: BundleTraffic
+
+
+def encode_row(row: Row) -> bytes:
+    """Encode a row."""
+    return b"%d %d %d %d\n%b" % (row.partition, row.offset, row.at_ms, row.handed, row.body)
+
+
+def decode_row(data: bytes) -> Row:
+    """Decode what `encode_row` encoded, without checking the body. Raises `UnreadableLoad` for
+    anything else.
+    """
+    match = _match_row(data)
+    if match is None:
+        raise UnreadableLoad(
+            what="row",
+            problem="it does not begin with a partition, an offset, a time, and an offset",
+        )
+    partition, offset, at_ms, handed = map(int, match.groups())
+    return Row(
+        partition=partition, offset=offset, at_ms=at_ms, handed=handed, body=data[match.end() :]
+    )
+
+
+def encode_sighting(sighting: Sighting) -> bytes:
+    """Encode a sighting."""
+    head = {
+        "broker": sighting.broker,
+        "at_ms": sighting.at_ms,
+        "partition": sighting.partition,
+        "history": sighting.history,
+    }
+    return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + encode_bundle(sighting.bundle)
+
+
+def decode_sighting(data: bytes) -> Sighting:
+    """Decode what `encode_sighting` encoded. Raises `UnreadableLoad` for anything else."""
+    head, _, body = data.partition(b"\n")
+    bundle = decode_bundle(body)
+    try:
+        raw = orjson.loads(head)
+        if not isinstance(raw, dict):
+            fail("its first line must be an object")
+        return Sighting(
+            broker=check_broker_id(text(raw, "broker")),
+            at_ms=integer(raw, "at_ms"),
+            partition=integer(raw, "partition"),
+            history=history_in(raw),
+            bundle=bundle,
+        )
+    except (orjson.JSONDecodeError, MalformedError, CallerError) as error:
+        raise UnreadableLoad(what="sighting", problem=str(error)) from None
+
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
 """How far a sample's time may differ from the worker's. Older samples are useless; later ones would

@@ -53,7 +53,7 @@ from equipoise.channel.core.errors import (
     PeerError,
 )
 from equipoise.channel.core.ranges import check_namespace
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 KeyOf = Callable[[Message], str | None]

@@ -13,12 +13,12 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.runtime.loops.addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.loops.compacting import Compacting
 from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
 from equipoise.brokers.runtime.loops.file_watch import LOOK_S, FileWatch
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
-from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.worker import Worker
 

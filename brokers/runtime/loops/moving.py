@@ -13,7 +13,7 @@ from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.moves import move as moved_by
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import EndedMove
 

@@ -34,7 +34,7 @@ from equipoise.brokers.operations.moves import move
 from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.failures import LoggedFailures
 from equipoise.shedder.loads import BundleTraffic
 

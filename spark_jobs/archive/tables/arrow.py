@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES, TableSchema, Type
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, decompress
 
 DAY: Final = pa.field("day", pa.date32())
@@ -56,7 +56,7 @@ def base_in(rows: pa.Table, before: int) -> int:
 
 
 def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Table]]:
-    """Split rows of `spark_jobs.sequence.emitted.EMITTED_DDL` by table, each sorted by (offset,
+    """Split rows of `spark_jobs.sequence.rows.EMITTED_DDL` by table, each sorted by (offset,
     ordinal).
 
     `base` is the base of the channel's logical offsets. Rows of other tables are dropped.

@@ -15,7 +15,7 @@ import orjson
 
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVE_FORMAT, SCHEMAS, WRITTEN_BY
-from equipoise.spark_jobs.sources.whole_files import replacing
+from equipoise.spark_jobs.sources.beginnings import replacing
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 
 MANIFEST_BYTES_MAX: Final = 1 << 20
@@ -30,7 +30,7 @@ class Manifest:
     * `generation`, `batch`: the last finished ones; -1 for none.
     * `finished`: the last batch of each earlier generation.
     * `positions`: the storage offset at which each source continues
-      (`spark_jobs.sequence.arrivals.Source`).
+      (`spark_jobs.sequence.rows.Source`).
     * `base`: the difference between the channel's logical and storage offsets.
     * `batch_rows`: rows per table in the last batch; None in manifests written before this field
       existed.

@@ -18,8 +18,8 @@ from equipoise.spark_jobs.archive.tables.arrow import DAY, arrow_schema
 from equipoise.spark_jobs.archive.tables.layout import parse_day, part_name
 from equipoise.spark_jobs.archive.tables.manifest import write_errors
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
-from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.sources.whole_files import replacing
+from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.sources.beginnings import replacing
 
 ROW_GROUP_ROWS: Final = 64 * 1024
 """Rows per row group, the unit that a reader reads or skips: 16 MB of records."""

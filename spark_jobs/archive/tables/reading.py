@@ -20,7 +20,7 @@ from equipoise.spark_jobs.archive.tables.layout import day_folder, parse_day, re
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, read_manifest
 from equipoise.spark_jobs.archive.tables.parquet import file_batches, schema_of
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from equipoise.channel.core.view import View
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
 from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Source, Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.sources.beginnings import Beginning
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Source, Table
 
 Type = Literal["long", "int", "double", "text", "bytes", "timestamp", "longs"]
 

@@ -40,7 +40,7 @@ from equipoise.spark_jobs.archive.tables.manifest import (
 )
 from equipoise.spark_jobs.archive.tables.parquet import write_file
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITTEN_BY, TableSchema
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.rows import Source
 from equipoise.spark_jobs.sources.beginnings import FILE as BEGINNING
 from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT, ArchiveDamaged, ArchiveInUse
 
@@ -71,7 +71,7 @@ class Sink:
         return _checkpoint(self.archive, self.manifest)
 
     def write(self, batch: int, rows: pa.Table) -> None:
-        """Write the rows (`spark_jobs.sequence.emitted.EMITTED_DDL`) of a batch, unless it is
+        """Write the rows (`spark_jobs.sequence.rows.EMITTED_DDL`) of a batch, unless it is
         finished.
 
         Raises `OperatorError` if the archive cannot be written, and for a batch before the last

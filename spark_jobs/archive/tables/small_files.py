@@ -40,7 +40,7 @@ from equipoise.spark_jobs.archive.tables.parquet import ROW_GROUP_ROWS, write_fi
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import locked
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 

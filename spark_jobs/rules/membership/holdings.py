@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from equipoise.spark_jobs.rules.membership.members import PREFIX, Since
+from equipoise.spark_jobs.rules.memory import StateRow, StateTable
 from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
-from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 
 OVERDUE_AT_ONCE_MAX: Final = 16
 """Overdue bundles to report with one record, because each of its facts carries all their names. The

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from equipoise.spark_jobs.rules.facts import Raw
-from equipoise.spark_jobs.rules.state_table import StateTable
+from equipoise.spark_jobs.rules.memory import StateTable
 
 FIRST_LEVEL: Final = 1
 """Format version of a record that names none."""

@@ -38,9 +38,9 @@ from equipoise.spark_jobs.rules.membership.verdicts import (
     verdict_before_content,
     verdict_on,
 )
+from equipoise.spark_jobs.rules.memory import StateRow, StateTable
 from equipoise.spark_jobs.rules.ranges import whole_space
 from equipoise.spark_jobs.rules.rule import ACCEPTED
-from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 
 IN_FLIGHT_MAX_MS: Final = 60_000
 """Default limit of a move, in awake time. Brokers cancel a stuck move after half as long."""

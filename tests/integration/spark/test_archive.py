@@ -18,8 +18,7 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.spark_jobs.archive.job import JOB, run_archive
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.channels.walk import Walk
 from tests.repeats import times

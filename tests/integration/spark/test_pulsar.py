@@ -16,7 +16,7 @@ from equipoise.pulsar_cluster.records import BROKER_LOADS, TOP_BUNDLES, Report
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.audit.pulsar import run_pulsar
 from equipoise.spark_jobs.report.job import made_report, run_report
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import PulsarOptions, ReportOptions, Screen
 from tests.pulsar.faults import FAULTS, GOLDEN, golden_reads
 

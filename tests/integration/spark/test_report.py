@@ -34,8 +34,7 @@ from equipoise.spark_jobs.report.figures import (
 from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.report.queries import Queries
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from equipoise.channel.sqlite.log import SqliteLog
-from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import FRAME_DDL, Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from equipoise.brokers.decision_log import DecisionLog
-from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.load.bus import LOADS
 from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER
 from equipoise.channel.log.open_log import open_log, open_side_log
-from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.rows import Source
 from equipoise.spark_jobs.sources import kafka_source
 from equipoise.spark_jobs.sources.frames import channel_frame
 from tests.decisions import idle, shed

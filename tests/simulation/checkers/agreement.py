@@ -4,8 +4,7 @@ errors that are final.
 
 from __future__ import annotations
 
-from equipoise.channel.core.digest import DIGEST_MODULUS
-from equipoise.channel.core.entries import BrokerChanged
+from equipoise.channel.core.entries import DIGEST_MODULUS, BrokerChanged
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import (
     ADMIN_WINDOW_OFFSETS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.agent.refusals import ASK_AGAIN_MS, ASK_AGAIN_MS_MAX, Refusals
+from equipoise.brokers.agent.leading import ASK_AGAIN_MS, ASK_AGAIN_MS_MAX, Refusals
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 

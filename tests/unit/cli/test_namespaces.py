@@ -15,7 +15,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import Listener, read_on
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacting import reader_at_end
 from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 

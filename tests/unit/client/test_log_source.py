@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from equipoise.brokers.client.log_source import LogSource
+from equipoise.brokers.client.client import LogSource
 from equipoise.channel.core import propose
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.channels.compacted import compact

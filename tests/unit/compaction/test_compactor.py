@@ -18,9 +18,8 @@ from equipoise.channel.core.errors import (
     SnapshotFenced,
 )
 from equipoise.channel.core.log import SnapshotRow
-from equipoise.compaction.compactor import compact
+from equipoise.compaction.compactor import Step, compact
 from equipoise.compaction.retention import Retention, parse_retention
-from equipoise.compaction.writing import Step
 from tests.channels.compacting import (
     NOTHING,
     TIMEOUT_MS,

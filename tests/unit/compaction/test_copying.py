@@ -31,7 +31,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.copying import Copied, back_up, copy
 from equipoise.compaction.retention import Retention
 from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of

@@ -16,8 +16,8 @@ from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.inspect.verify import Kind, verify
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.channel.snapshots.snapshot_rows import history_snapshot_of
+from equipoise.compaction.compactor import Step
 from equipoise.compaction.retention import Retention
-from equipoise.compaction.writing import Step
 from tests.channels.compacting import (
     TIMEOUT_MS,
     compacted,

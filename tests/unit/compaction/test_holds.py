@@ -20,7 +20,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.retention import (
     DAYS_LIMIT,
     DAYS_MAX,

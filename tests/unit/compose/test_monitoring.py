@@ -26,7 +26,7 @@ from compose.dashboard import ROWS
 from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.balancing.decisions import Kind
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult
-from equipoise.brokers.balancing.splitting.bundle_limits import Excess
+from equipoise.brokers.balancing.splitting.split_points import Excess
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import Violation

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.digest import weight
-from equipoise.channel.core.entries import BundleEntry, bundle_entry
+from equipoise.channel.core.entries import BundleEntry, bundle_entry, weight
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.view import View

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from equipoise.channel.core.digest import bundle_part
+from equipoise.channel.core.entries import bundle_part
 from equipoise.channel.core.lifecycle import (
     DEATH_ROWS,
     DEATHS,

@@ -27,7 +27,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
 NAMESPACE = "acme/shop"

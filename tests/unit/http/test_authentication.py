@@ -17,7 +17,7 @@ from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.brokers.security.tokens import TOKEN_BYTES_MAX
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.unit.http.cluster import Answer, Broker, Cluster, told, with_broker, with_cluster
 from tests.unit.security.signing import PASSWORDS, SETTINGS, basic, bearer, token
 

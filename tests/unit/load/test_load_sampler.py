@@ -13,7 +13,7 @@ import pytest
 from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.testing.virtual_member import VirtualClock
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad, Messaging
 
 FRESH_MS = 1_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.load.cgroup_limits import MEMBERSHIP, CgroupLimits, cgroup_limits
+from equipoise.brokers.load.process_use import MEMBERSHIP, CgroupLimits, cgroup_limits
 from equipoise.brokers.load.resource_use import (
     Card,
     Counters,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.worker.rows import (
+from equipoise.brokers.load.worker.steps import (
     Row,
     Sighting,
     decode_row,

@@ -14,10 +14,10 @@ from equipoise.brokers.load.sampling import (
     HALF_LIFE_MS,
     BundleAverages,
     Carried,
+    CostWindows,
     carried_bytes,
     sampled,
 )
-from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.loads import (
     BundleLoad,
     BundleTraffic,

@@ -9,22 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.brokers.load.bus import SUMMARIES_KEPT_MS
 from equipoise.brokers.load.documents import decode_load, encode_load
-from equipoise.brokers.load.topics import SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import (
-    Row,
-    Sighting,
-    decode_row,
-    decode_sighting,
-    encode_row,
-    encode_sighting,
-)
 from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
     BrokerUpdate,
     BundleUpdate,
     LeftOut,
+    Row,
+    Sighting,
+    decode_row,
+    decode_sighting,
+    encode_row,
+    encode_sighting,
     is_forgotten,
     on_handover,
     on_sample,

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from aiokafka.errors import AuthenticationFailedError
 
 from equipoise.brokers.load.worker.access import Tokens
-from equipoise.brokers.load.worker.tokens import TokenProvider
+from equipoise.brokers.load.worker.streams import TokenProvider
 
 SECRET = "a secret"  # noqa: S105 - not a real one
 

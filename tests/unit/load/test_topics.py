@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equipoise.brokers.load.topics import LOADS, SAMPLES, worker_topics
+from equipoise.brokers.load.bus import LOADS, SAMPLES, worker_topics
 from equipoise.channel.kafka.answers import TopicFacts
 from equipoise.channel.kafka.settings import SUFFIX_CHARACTERS_MAX
 from equipoise.channel.kafka.side_log import differences, settings_of

@@ -29,7 +29,7 @@ from equipoise.channel.log.blocking_view import entries_to_end, read_on
 from equipoise.channel.log.blocking_view import propose as put
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacting import begin_copy, reader_at_end
 from tests.channels.folding import channel_with
 from tests.channels.troubled_log import TroubledLog

@@ -33,7 +33,7 @@ from equipoise.channel.log.append_queue import (
     InDoubt,
     NotAppended,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.subscriber import (
     DAMAGED,
     DOUBTFUL,

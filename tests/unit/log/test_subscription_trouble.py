@@ -21,7 +21,7 @@ from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
 from equipoise.channel.log import subscription
 from equipoise.channel.log.append_queue import Appended, InDoubt, NotAppended
 from equipoise.channel.log.subscription import Subscription
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.subscriber import (
     DAMAGED,
     FOR_EVER_MS,

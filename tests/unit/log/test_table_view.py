@@ -17,7 +17,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacted import compact
 from tests.channels.folding import channel_with
 from tests.channels.troubled_log import TroubledLog

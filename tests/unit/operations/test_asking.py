@@ -27,7 +27,7 @@ from equipoise.brokers.operations.asking import (
 from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.memory_log import MemoryLog
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacting import reader_at_end
 from tests.channels.folding import Channel, joined
 from tests.unit.cli.scripted_broker import Broker, Script, answering, closed_port

@@ -28,7 +28,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacted import compact
 from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster import reading
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials, with_files
 from equipoise.pulsar_cluster.reading import Address, Read, connected, newest_of, read_channel

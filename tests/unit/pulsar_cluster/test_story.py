@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.core.ranges import parse_bundle
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.archive import Members, open_archive
 from equipoise.pulsar_cluster.reading import Address
 from equipoise.pulsar_cluster.records import Message, Report, message_of

@@ -14,7 +14,7 @@ from equipoise.brokers.runtime.service_runner import FetchSpilled, ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival, over_http
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 NAMESPACE = "t/n"
 BUNDLE = bundle_name(NAMESPACE, 0, HASH_MAX)

@@ -27,7 +27,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
 from equipoise.channel.log.subscription import Subscription
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
     Overloaded,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 PATIENCE_MS = 20_000
 

@@ -18,7 +18,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import OutcomeUnknown
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.copying import begin_above, empty_target
 from tests.channels.carried import soon
 from tests.channels.compacted import compact

@@ -21,7 +21,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.log.memory_log import MemoryLog
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 from tests.channels.compacted import compact
 from tests.channels.troubled_log import TroubledLog
 

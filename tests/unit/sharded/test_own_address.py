@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from equipoise import Equipoise, Keyed
-from equipoise.brokers.runtime.loops import own_address
+from equipoise.brokers.runtime.loops import addresses
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.system.free_ports import free_ports
 from tests.unit.security.signing import SETTINGS
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server listens within 0.1 s here."""
-    monkeypatch.setattr(own_address, "_LISTENS_AFTER_MS", 100)
+    monkeypatch.setattr(addresses, "_LISTENS_AFTER_MS", 100)
 
 
 def has(pages: Keyed[Page], *, bundles: int) -> bool:

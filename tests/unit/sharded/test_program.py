@@ -21,7 +21,7 @@ from equipoise import Equipoise, Keyed, Shard, Tasks
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.embedding.by_key import ending
 from equipoise.brokers.runtime.embedding.installed import BUNDLE_LINES, show_log_lines
-from equipoise.brokers.sharded.settings import Settings
+from equipoise.brokers.sharded.program import Settings
 from equipoise.errors import CallerError, InvalidConfig
 
 NAMESPACE = "web/pages"

@@ -18,7 +18,7 @@ from equipoise.brokers.testing.moving_cluster import MovingCluster, moves_at_eve
 from equipoise.brokers.testing.virtual_cluster import Cluster
 from equipoise.brokers.testing.virtual_member import Member
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 NAMESPACE, ITEM = "shop/stock", "tea"
 

@@ -25,7 +25,7 @@ from equipoise.channel.core.errors import (
     NotFound,
     PeerError,
 )
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 NAMESPACE = "shop/orders"
 FAILOVER_MS = 4_000

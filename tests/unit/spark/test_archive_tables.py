@@ -32,9 +32,9 @@ from equipoise.spark_jobs.archive.tables.parquet import file_batches, file_offse
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from equipoise.spark_jobs.sequence.snapshots import compress
-from equipoise.spark_jobs.sources import whole_files
+from equipoise.spark_jobs.sources import beginnings
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from tests.spark.archived import LOG, NOON_MS, URL, as_rows
 
@@ -264,7 +264,7 @@ def test_new_folders_are_durable_before_a_batch_is_finished(
 ) -> None:
     """A power cut that loses the name of a folder would lose its files."""
     synced: list[str] = []
-    for module in (parquet, whole_files):
+    for module in (parquet, beginnings):
         monkeypatch.setattr(module, "sync_folder", lambda path: synced.append(path.parent.name))
     with sink_of(tmp_path) as sink:
         synced.clear()

@@ -12,26 +12,24 @@ from hypothesis import strategies as st
 
 from equipoise.spark_jobs.report.figures import (
     BINS,
+    NONE,
     PAUSE_BINS_PER_DECADE,
     LoadSample,
     Period,
     averages,
     columns_of,
-    gravity,
-    held,
-    pause_bar_ms,
-    period_shown,
-)
-from equipoise.spark_jobs.report.formats import (
-    NONE,
     format_count,
     format_duration,
     format_share,
     format_time,
     format_zone,
+    gravity,
+    held,
     local_zone,
+    pause_bar_ms,
+    period_shown,
 )
-from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
+from equipoise.spark_jobs.sources.sqlite_source import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
 HOUR_MS = 3_600_000

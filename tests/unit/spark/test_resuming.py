@@ -16,8 +16,7 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.resuming import resumed
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Source, Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from tests.channels.compacting import all_of, compacted

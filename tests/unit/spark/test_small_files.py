@@ -24,7 +24,7 @@ from equipoise.spark_jobs.archive.tables.small_files import (
     compact_table,
     run_compact,
 )
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from tests.channels.walk import Walk

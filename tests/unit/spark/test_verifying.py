@@ -21,11 +21,18 @@ from equipoise.channel.core.propose import close_log
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.small_files import run_compact
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
-from equipoise.spark_jobs.verifying.job import check_segment, contents, relocated
+from equipoise.spark_jobs.verifying.job import (
+    DIFFERENCES_MAX,
+    Verification,
+    check_segment,
+    contents,
+    lines,
+    relocated,
+    verification,
+)
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows
-from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.channels.busy_channel import BusyChannel
 from tests.channels.folding import Channel

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.channel.core.errors import DeadlineExceeded
-from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.clocks import Deadline
 
 
 def past() -> Deadline:
@@ -22,7 +22,7 @@ def test_the_last_millisecond_counts_in_full(monkeypatch: pytest.MonkeyPatch) ->
     early.
     """
     monkeypatch.setattr(
-        "equipoise.channel.system.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999)
+        "equipoise.channel.system.clocks.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999)
     )
     assert [60_000, 59_999] == [
         Deadline(started_ns=started_ns, timeout_ms=60_000).remaining_ms()

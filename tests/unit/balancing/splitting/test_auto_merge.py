@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.splitting.auto_merge import (
     Pair,
     plan_merges,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import BundleLimits
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
 A, B, C, D = (

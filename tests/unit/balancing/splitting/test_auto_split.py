@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     SplitSnapshot,
     plan_splits,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.split_points import BundleLimits, Excess
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.vectors.cases import Case, read_cases
 from tests.vectors.split_decisions import settings_of, snapshot_of

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     FLOW_OR_QPS_EQUALLY_DIVIDE,
+    MIB,
     RANGE_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
     TOPIC_COUNT_EQUALLY_DIVIDE,
+    BundleLimits,
     SplitQuestion,
     TopicLoad,
     split_points,

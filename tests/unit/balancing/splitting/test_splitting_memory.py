@@ -19,7 +19,7 @@ from equipoise.brokers.balancing.splitting.auto_split import (
     SplitSettings,
     plan_splits,
 )
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.split_points import BundleLimits, Excess
 from equipoise.brokers.balancing.splitting.splitting_memory import (
     SplittingMemory,
     Standing,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
+from equipoise.brokers.runtime.embedding.embedded import draining, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
 from tests import virtual_time
 

@@ -19,8 +19,7 @@ from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
 from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
-from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.loads import Load

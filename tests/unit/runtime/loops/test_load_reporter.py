@@ -14,8 +14,7 @@ import pytest
 
 from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.load.topics import LOADS
+from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.loads import BundleLoad, Load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses, resolve
+from equipoise.brokers.runtime.loops.addresses import PeerAddresses, resolve
 from equipoise.brokers.security.limits import of_host, of_role
 from tests.unit.http.cluster import cluster
 from tests.unit.security.signing import SETTINGS

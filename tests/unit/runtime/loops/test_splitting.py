@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import BundleLimits
 from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, parse_bundle

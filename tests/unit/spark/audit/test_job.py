@@ -17,7 +17,7 @@ from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, summary, taker
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import watching
 from tests.spark.archived import LOG, NOON_MS, URL, as_rows

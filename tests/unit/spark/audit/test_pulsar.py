@@ -10,7 +10,7 @@ import pytest
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.records import BROKER_LOADS, Report
 from equipoise.spark_jobs.audit import pulsar as job
-from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.rows import Table
 from tests.unit.pulsar_cluster.written import BUNDLE, Written
 
 

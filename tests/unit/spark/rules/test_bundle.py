@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from equipoise.spark_jobs.rules.bundle import STEPS
 from equipoise.spark_jobs.rules.memory import REPORTED_MAX
 from equipoise.spark_jobs.rules.serving import GONE_FOR_MS
-from equipoise.spark_jobs.rules.transitions import STEPS
 from tests.unit.spark.rules.bundle_facts import (
     ADMIN,
     BUNDLE,

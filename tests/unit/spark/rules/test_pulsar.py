@@ -33,8 +33,8 @@ from equipoise.spark_jobs.rules.pulsar import (
     parse_state,
 )
 from equipoise.spark_jobs.rules.rule import RULES, Finding, Rule, Severity
-from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows
+from equipoise.spark_jobs.sequence.rows import Table
 from tests.pulsar.faults import FAULTS, golden_reads
 from tests.unit.pulsar_cluster.written import BUNDLE, LEFT, RIGHT, Written, a_life
 from tests.vectors.cases import read_cases

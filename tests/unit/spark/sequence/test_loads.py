@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.brokers.load.documents import encode_load
 from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use, averaged
-from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.notes import load_rows
 
 BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
 TRAFFIC = Traffic(

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from equipoise.pulsar_cluster.reading import Read
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows, load_rows
+from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from tests.pulsar.faults import GOLDEN
 from tests.unit.pulsar_cluster.written import BUNDLE, LEFT, RIGHT, SECOND_MS, Written, a_life
 

@@ -18,9 +18,8 @@ from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
-from equipoise.spark_jobs.sequence.arrivals import Arrival
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Lost
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
 from tests.channels.folding import (
     CLUSTER,

@@ -11,8 +11,12 @@ import pytest
 
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.kafka.settings import address_of
-from equipoise.spark_jobs.sources.kafka_options import connector_options
-from equipoise.spark_jobs.sources.kafka_source import pattern_of, starting_offsets, topics_of
+from equipoise.spark_jobs.sources.kafka_source import (
+    connector_options,
+    pattern_of,
+    starting_offsets,
+    topics_of,
+)
 
 FILES = {"ca.pem": "AUTHORITY", "cert.pem": "CERTIFICATE", "key.pem": "KEY"}
 

@@ -15,11 +15,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from equipoise.channel.core.errors import CallerError, LogWentBack, OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog
-from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
+from equipoise.spark_jobs.sequence.rows import Source
+from equipoise.spark_jobs.sources import sqlite_source
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
-from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ChannelFiles
 from equipoise.spark_jobs.sources.sqlite_source import (
+    BEGINNING,
+    ChannelFiles,
     Piece,
     SqliteStreamReader,
     read_piece,
@@ -103,8 +104,8 @@ def test_a_batch_is_bounded_in_bytes(
     url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]
 ) -> None:
     """An entry that is too large comes alone."""
-    monkeypatch.setattr(sqlite_reading, "BATCH_BYTES_MAX", bytes_max)
-    monkeypatch.setattr(sqlite_reading, "LOADS_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(sqlite_source, "BATCH_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(sqlite_source, "LOADS_BYTES_MAX", bytes_max)
     observe(url, Source.LOADS, [0] * 5)
     ends = [BEGINNING]
     with closing(opened(url)) as files:
@@ -175,7 +176,7 @@ def test_a_damaged_record_has_no_value(url: str, files: ChannelFiles) -> None:
 
 def test_times_outside_sparks_range_are_capped(url: str, files: ChannelFiles) -> None:
     observe(url, Source.SERVING, [-5, 1 << 60])
-    assert [0, sqlite_reading.TIME_MS_MAX] == [
+    assert [0, sqlite_source.TIME_MS_MAX] == [
         arrival.at_ms for arrival in files.rows(Source.SERVING.value, 1, 9)
     ]
 

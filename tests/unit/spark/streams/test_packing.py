@@ -9,10 +9,10 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
-from equipoise.spark_jobs.streams import packing
-from equipoise.spark_jobs.streams.packing import pack, unpacked
+from equipoise.spark_jobs.streams import sequential_operator
+from equipoise.spark_jobs.streams.sequential_operator import pack, unpacked
 
 CHANNEL = [
     Arrival(Source.CHANNEL.value, offset, 1_000 + offset, b"record %d" % offset)
@@ -56,7 +56,7 @@ def test_an_absent_value_is_not_an_empty_one() -> None:
 
 
 def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PACK_BYTES_MAX", 1_000)
+    monkeypatch.setattr(sequential_operator, "PACK_BYTES_MAX", 1_000)
     large = [
         arrival._replace(value=b"x" * (5_000 if arrival.offset == 7 else 100))
         for arrival in CHANNEL

@@ -13,16 +13,18 @@ import pytest
 from prometheus_client import generate_latest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from equipoise.spark_jobs.streams.batch_report import (
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import (
     WINDOW_MS,
     BatchDone,
+    Follower,
     Rate,
+    StreamMetrics,
+    Watch,
     batch_done,
     progress_line,
     size,
 )
-from equipoise.spark_jobs.streams.options import Screen
-from equipoise.spark_jobs.streams.progress import Follower, StreamMetrics, Watch
 
 OF_KAFKA = {
     "batchId": 7,

@@ -15,13 +15,11 @@ import pytest
 
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.sequence.arrivals import Arrival
-from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
-from equipoise.spark_jobs.streams.packing import pack
-from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost, pack
 from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.folding import channel_with
 from tests.channels.walk import Walk

@@ -13,10 +13,19 @@ from prometheus_client import generate_latest
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.streams import progress
-from equipoise.spark_jobs.streams.batch_report import batch_done
 from equipoise.spark_jobs.streams.options import Screen
-from equipoise.spark_jobs.streams.progress import LookedAt, StreamMetrics, Watch
-from equipoise.spark_jobs.streams.silence import LOOK_MS, REMIND_MS, SILENCE_MS, Seen, Silence, look
+from equipoise.spark_jobs.streams.progress import (
+    LOOK_MS,
+    REMIND_MS,
+    SILENCE_MS,
+    LookedAt,
+    Seen,
+    Silence,
+    StreamMetrics,
+    Watch,
+    batch_done,
+    look,
+)
 
 AWAY = Seen("Kafka did not answer")
 THERE = Seen()
