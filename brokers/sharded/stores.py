@@ -113,7 +113,7 @@ class PostgresStore:
     """A store in a table `equipoise_states` of PostgreSQL, which is made at the first use. It needs
     the extra `postgres`.
 
-    It connects at the first use, on the event loop of that. `aclose` ends the connections.
+    It connects at the first use, on the event loop of that.
     """
 
     def __init__(self, url: str) -> None:
@@ -186,7 +186,7 @@ class RedisStore:
     It keeps what Redis keeps. Set `appendonly yes` and `appendfsync always` for states that must
     outlive the server, and `maxmemory-policy noeviction`. What a failover of Redis loses is lost.
 
-    It connects at the first use, on the event loop of that. `aclose` ends the connections.
+    It connects at the first use, on the event loop of that.
     """
 
     def __init__(self, url: str) -> None:
