@@ -14,7 +14,6 @@ from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.errors import InvalidConfig, NotProposed
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overloaded
 from equipoise.channel.core.log import RECORD_BYTES_MAX
@@ -27,6 +26,7 @@ from equipoise.channel.core.records import (
     Joined,
     Unreadable,
 )
+from equipoise.channel.core.table import Resync, resync_between
 from equipoise.channel.core.view import View
 
 # Unsettled attempts. A drain of the demo's 256 bundles has 64 in flight; an outage adds one renewal

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from equipoise.brokers.agent.handle import Handle
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined
 from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import (
     BrokerChanged,
     BrokerEntry,
@@ -43,6 +42,7 @@ from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, PolicyRecord, Unreadable
+from equipoise.channel.core.table import Resync
 
 ASK_AGAIN_MS: Final = 750
 """Back-off after a first refusal, so that others get a turn. Shorter than the time after which

@@ -27,11 +27,11 @@ from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import RETRY_DIVISOR
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
+from equipoise.channel.core.table import Resync
 
 # This many renewals of a stranger under this id show a live process, not late records of a dead
 # one.

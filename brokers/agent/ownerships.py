@@ -34,7 +34,6 @@ from equipoise.brokers.agent.events import CutsFound
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import (
@@ -44,6 +43,7 @@ from equipoise.channel.core.records import (
     Merge,
     Split,
 )
+from equipoise.channel.core.table import Resync
 
 # How often unfinished ownerships are checked again, for lost proposals.
 _SWEEP_MS: Final = 250

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import (
     BrokerChanged,
     BundleChanged,
@@ -30,6 +29,7 @@ from equipoise.channel.core.records import (
     Split,
     Unreadable,
 )
+from equipoise.channel.core.table import Resync
 
 
 class MoveKind(StrEnum):

@@ -23,10 +23,10 @@ from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import peer_of
 from equipoise.brokers.security.own_token import OwnToken
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import CallerError, Overloaded, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import STOP_MS_MAX, TableView
 from equipoise.channel.system.clocks import Deadline

@@ -4,7 +4,7 @@ The path is `GET /v1/assignment/{tenant}/{namespace}`. Its answers are hints, li
 owner's lease decides whether work may be done. A client that reaches the wrong broker asks again.
 
 * Table: `{"offset": N, "bundles": [row, ...]}` in order of the hash space.
-  `brokers.http.entries.AssignmentRow` defines a row.
+  `AssignmentRow` defines a row.
 * Long poll: with `after=N` the table is sent once the namespace has changed after that offset, or
   204 at the timeout.
 * Stream: with `Accept: text/event-stream`, server-sent events with their offset as id:
@@ -12,6 +12,8 @@ owner's lease decides whether work may be done. A client that reaches the wrong 
   * `change`: `{"offset", "bundles": [row, ...], "gone": [name, ...]}`. Changes that come faster
     than a client reads are combined.
   * `deleted`: the namespace was deleted.
+
+Full documents of the view's entries, for other paths, are made here too.
 """
 
 from __future__ import annotations
@@ -19,25 +21,131 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypedDict
 
 import orjson
 from aiohttp import web
 
-from equipoise.brokers.balancing.named import namespace_named
+from equipoise.brokers.balancing.controls import why_frozen
+from equipoise.brokers.balancing.named import namespace_named, patterns_of, server_of
+from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains_in
+from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.http.answers import JSON, done
 from equipoise.brokers.http.bodies import integer_of, namespace_of
-from equipoise.brokers.http.entries import assignment_row
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, NamespaceChanged
+from equipoise.channel.core.entries import (
+    BrokerEntry,
+    BundleChanged,
+    BundleEntry,
+    Change,
+    NamespaceChanged,
+)
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import why_unserved
 from equipoise.channel.log.listeners import Listen
 from equipoise.channel.system.clocks import Deadline
+
+
+class AssignmentRow(TypedDict):
+    """The broker that serves a bundle. `broker` is None while there is none, or during a handover;
+    the next change has it.
+    """
+
+    bundle: str
+    low: int
+    high: int
+    state: str
+    broker: str | None
+    addresses: dict[str, str]
+    token: int
+
+
+def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
+    """Return the row of a bundle, as far as the view knows its broker."""
+    server = server_of(view, bundle)
+    return {
+        "bundle": bundle.name,
+        "low": bundle.low,
+        "high": bundle.high,
+        "state": bundle.state,
+        "broker": None if server is None else server.broker,
+        "addresses": {} if server is None else dict(server.joined.addresses),
+        "token": bundle.token,
+    }
+
+
+def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
+    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids;
+    separate fields have their incarnations.
+
+    `quarantine` and `frozen` are the reasons of these controls, `unserved` is why no broker can get
+    it.
+    """
+    return {
+        "offset": view.offset,
+        "bundle": bundle.name,
+        "namespace": bundle.namespace,
+        "low": bundle.low,
+        "high": bundle.high,
+        "state": bundle.state,
+        "phase": bundle.phase,
+        "owner": _id_of(view, bundle.owner),
+        "owner_incarnation": bundle.owner,
+        "source": _id_of(view, bundle.source),
+        "source_incarnation": bundle.source,
+        "token": bundle.token,
+        "last": bundle.last,
+        "algorithm": bundle.algorithm,
+        "positions": bundle.positions,
+        "quarantine": why_quarantined(view, bundle.name),
+        "unserved": why_unserved(view, bundle.namespace) if bundle.phase == "free" else None,
+        "frozen": why_frozen(view, bundle.namespace),
+    }
+
+
+def broker_document(
+    view: View, broker: BrokerEntry, *, suspect: bool, maintenance: Maintenance | None
+) -> dict[str, object]:
+    """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is
+    late for this reader.
+    """
+    joined, leader = broker.joined, view.leader()
+    held, domain = view.held_by(broker.incarnation), domain_of(broker, domains_in(view))
+    return {
+        "broker": broker.broker,
+        "incarnation": broker.incarnation,
+        "status": broker.status,
+        "leader": leader is not None and leader.incarnation == broker.incarnation,
+        "suspect": suspect,
+        "maintenance": None if maintenance is None else maintenance.reason,
+        "last": broker.last,
+        "bundles": sum(
+            1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"
+        ),
+        "addresses": dict(joined.addresses),
+        "capacity": joined.capacity,
+        "failure_domain": domain.name,
+        "failure_domain_source": domain.source,
+        "labels": dict(joined.labels),
+        "namespaces": patterns_of(broker),
+        "version": joined.version,
+        "supported_level": joined.supported_level,
+        "lease_ms": joined.lease_ms,
+        "renew_ms": joined.renew_ms,
+        "grace_ms": joined.grace_ms,
+    }
+
+
+def _id_of(view: View, incarnation: int | None) -> str | None:
+    """Return the broker id of a live incarnation. All incarnations in a bundle are live."""
+    broker = None if incarnation is None else view.live.get(incarnation)
+    return None if broker is None else broker.broker
+
 
 POLL_MS_DEFAULT: Final = 30_000
 POLL_MS_MAX: Final = 300_000

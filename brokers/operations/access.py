@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log, Progress, unwatched
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.table import Resync, resync_between
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, read_on
 from equipoise.channel.log.open_log import open_log

@@ -19,10 +19,10 @@ from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.port import Condition, Listener
 from equipoise.brokers.runtime.router import OpenedBundles
 from equipoise.brokers.security.limits import Rate
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.system.clocks import Deadline
 

@@ -38,11 +38,11 @@ from equipoise.brokers.runtime.router import OpenedBundles, all_of, by_owner, op
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, Verdict
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Reason
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import append, author_now, ignore, read_on
 from equipoise.channel.system.clocks import Deadline

@@ -16,13 +16,13 @@ from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
 from equipoise.brokers.errors import cancelled
 from equipoise.brokers.operations.checks import owner_of
 from equipoise.brokers.operations.port import Port
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import OutcomeUnknown
 from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, describe, standing, why_unserved
 from equipoise.channel.system.clocks import Deadline

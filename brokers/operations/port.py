@@ -15,9 +15,9 @@ from equipoise.brokers.agent.requests import Intent, subject_of
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.operations.checks import unless_overtaken
 from equipoise.brokers.runtime.router import OpenedBundles
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")

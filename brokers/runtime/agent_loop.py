@@ -33,10 +33,10 @@ from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import ServingRecorder
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner
 from equipoise.brokers.runtime.snapshots import LocalState, ReplayProgress
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import BegunAbove, Bug, EquipoiseError
 from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
 from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.log.subscription import Subscription

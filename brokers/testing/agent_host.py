@@ -49,11 +49,11 @@ from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.channel.core import snapshot
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.log import FIRST_OFFSET, CompactedSnapshot, Entry
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import Renewed
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, describe
 from equipoise.channel.snapshots.snapshot_rows import view_of

@@ -24,10 +24,10 @@ from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEn
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")

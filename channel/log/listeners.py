@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 
 _logger: Final = logging.getLogger(__name__)
 

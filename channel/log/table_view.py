@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.table import resync_between
 from equipoise.channel.core.view import View
 from equipoise.channel.log.listeners import Listeners
 from equipoise.channel.log.subscription import FROM_NOTHING, Subscription

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.difference import changes_between
 from equipoise.channel.core.entries import (
     DIGEST_MODULUS,
     BrokerChanged,
@@ -34,6 +33,7 @@ from equipoise.channel.core.lifecycle import TRANSITIONS
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.table import changes_between
 from equipoise.channel.core.view import View, apply
 from tests.channels.model import Model, facts, facts_of, judge
 from tests.channels.walk import CUTS, STRANGE, Walk

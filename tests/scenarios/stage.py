@@ -33,13 +33,13 @@ from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, next_entry
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Renewed, Split
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect import story
 from tests.scenarios.words import moment, shortened

@@ -37,7 +37,6 @@ from equipoise.brokers.cli.rows import (
 from equipoise.brokers.decision_log import newest_decisions
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import Access, entries, folded_to_end, follow
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import CallerError, LogClosed, PeerError
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
@@ -52,6 +51,7 @@ from equipoise.channel.core.ranges import (
 )
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import (
     Names,

@@ -17,6 +17,7 @@ from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin, fact, order
 from equipoise.brokers.http.answers import done, json_answer, not_supported, text_answer
+from equipoise.brokers.http.assignment import broker_document, bundle_document
 from equipoise.brokers.http.bodies import (
     OPENED_BODY,
     bundle_of,
@@ -24,7 +25,6 @@ from equipoise.brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
-from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address

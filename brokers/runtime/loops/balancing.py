@@ -41,9 +41,9 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.moving import Moving
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
+from equipoise.channel.core.table import Resync
 from equipoise.channel.system.failures import LoggedFailures, error_text
 from equipoise.shedder.loads import Load, fault_of
 from equipoise.shedder.plan import Idle, Plan

@@ -19,9 +19,9 @@ import orjson
 
 from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import EquipoiseError, PeerError
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import COMPACT_S_MAX, WAIT_MS_MAX, holds_in, parse_retention

@@ -8,11 +8,11 @@ import pytest
 
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove, moved_in
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.table import resync_between
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 

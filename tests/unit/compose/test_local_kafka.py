@@ -13,8 +13,7 @@ import pytest
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.jars import LocalKafkaError
-from compose.local_kafka.node import Ports, format_properties, server_properties
-from compose.local_kafka.process import handle
+from compose.local_kafka.node import Ports, format_properties, handle, server_properties
 
 PORTS = tuple(
     Ports(client=9092 + node, controller=9095 + node, proxied=9098 + node) for node in range(3)

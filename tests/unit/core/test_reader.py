@@ -8,7 +8,6 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, NamespaceChanged
 from equipoise.channel.core.errors import BegunAbove, LevelTooNew, LogWentBack, OperatorError
 from equipoise.channel.core.log import Entry
@@ -16,6 +15,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Joined, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.table import Resync, resync_between
 from equipoise.channel.core.view import View, apply
 from tests.channels.folding import (
     CLUSTER,

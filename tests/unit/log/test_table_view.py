@@ -9,12 +9,12 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import PolicyChanged
 from equipoise.channel.core.errors import DeadlineExceeded, LogDamaged, LogUnavailable
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.table import Resync
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.clocks import Deadline

@@ -18,7 +18,6 @@ from equipoise.brokers.operations.verbs import delete_namespace
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.log import Entry
@@ -26,6 +25,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
+from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.clocks import Deadline

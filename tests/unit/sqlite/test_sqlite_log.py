@@ -31,8 +31,7 @@ from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite import log as sqlite_log
 from equipoise.channel.sqlite import storage as sqlite_storage
 from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
-from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, SqliteLog
-from equipoise.channel.sqlite.notifier import Notifier
+from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, Notifier, SqliteLog
 from equipoise.channel.sqlite.storage import (
     RETRY_MS_MAX,
     RETRY_MS_MIN,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.sqlite import notifier as sqlite_notifier
-from equipoise.channel.sqlite.notifier import Notifier
+from equipoise.channel.sqlite import log as sqlite_log
+from equipoise.channel.sqlite.log import Notifier
 
 FOREVER_MS = 3_600_000
 DEADLINE_SECONDS = 30.0
@@ -120,7 +120,7 @@ def test_a_reader_that_cannot_be_notified_polls(
     short.
     """
     if is_used_up:
-        monkeypatch.setattr(sqlite_notifier, "_libc", UsedUp)
+        monkeypatch.setattr(sqlite_log, "_libc", UsedUp)
     notifier = Notifier(str(tmp_path / name), use_inotify=has_inotify)
     notifier.ring()
     assert not notifier.listen()
