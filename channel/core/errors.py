@@ -150,6 +150,21 @@ class LogWentBack(OperatorError):
         )
 
 
+class LogReplaced(OperatorError):
+    """A file of the log was replaced or deleted while open: other processes now read another
+    log.
+    """
+
+    def __init__(self, *, log: str, path: str) -> None:
+        """`path` is the file that is no longer the one that was opened."""
+        super().__init__(
+            f"{path} of the log {log} was replaced or deleted while it was open: "
+            "stop all brokers of it, put one whole copy in its place, and start them again",
+            log=log,
+            path=path,
+        )
+
+
 class BegunAbove(PeerError):
     """A log that was empty now starts as the copy of another log. The state before its genesis is
     in its snapshot.
@@ -348,19 +363,6 @@ def invalid_kafka_setting(*, setting: str, problem: str) -> CallerError:
         code="InvalidKafkaSetting",
         setting=setting,
         problem=problem,
-    )
-
-
-def log_replaced(*, log: str, path: str) -> OperatorError:
-    """Return the error for a file at `path` of the log that was replaced or deleted while open:
-    other processes now read another log.
-    """
-    return OperatorError(
-        f"{path} of the log {log} was replaced or deleted while it was open: "
-        "stop all brokers of it, put one whole copy in its place, and start them again",
-        code="LogReplaced",
-        log=log,
-        path=path,
     )
 
 

@@ -35,9 +35,9 @@ from typing import Final, NoReturn
 from equipoise.channel.core.errors import (
     EquipoiseError,
     LogNotBegun,
+    LogReplaced,
     LogUnavailable,
     LogWentBack,
-    log_replaced,
 )
 from equipoise.channel.core.log import (
     FIRST_OFFSET,
@@ -483,5 +483,5 @@ class KafkaLog:
             if now_s - self._missing_since_s < MISSING_MS / 1_000:
                 raise KafkaFailed(trouble=Trouble.NO_TOPIC, problem=f"there is no topic {topic}")
         if found != self.identity:
-            raise log_replaced(log=self.name, path=f"the topic {topic}")
+            raise LogReplaced(log=self.name, path=f"the topic {topic}")
         self._may_be_another, self._missing_since_s = False, None

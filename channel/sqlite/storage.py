@@ -19,9 +19,9 @@ from equipoise.channel.core.errors import (
     EquipoiseError,
     LogDamaged,
     LogNotBegun,
+    LogReplaced,
     LogStorageFull,
     LogUnavailable,
-    log_replaced,
 )
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite.file import FileId, connect, is_disk_full, sync_folder, with_id
@@ -333,9 +333,9 @@ class SqliteStorage:
         try:
             status = path.stat()
         except OSError as error:
-            raise log_replaced(log=self.name, path=str(path)) from error
+            raise LogReplaced(log=self.name, path=str(path)) from error
         if (status.st_dev, status.st_ino) != file_id:
-            raise log_replaced(log=self.name, path=str(path))
+            raise LogReplaced(log=self.name, path=str(path))
         return status
 
     def _failed(

@@ -41,6 +41,7 @@ from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.channel.core.errors import (
     CallerError,
     LogDamaged,
+    LogReplaced,
     LogStorageFull,
     LogUnavailable,
     LogWentBack,
@@ -341,6 +342,7 @@ _LOG: Final = "log"
 _AWAY: Final = (
     CallerError,
     LogUnavailable,
+    LogReplaced,
     LogStorageFull,
     SideLogUnavailable,
     sqlite3.Error,

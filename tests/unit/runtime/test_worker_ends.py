@@ -16,7 +16,7 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import LogStorageFull, OperatorError, log_replaced
+from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError
 from equipoise.channel.core.ranges import even_boundaries
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
@@ -24,7 +24,7 @@ from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
 __all__ = ["benches"]
 
 BUNDLES = 4
-LOST = log_replaced(log="memory:troubled", path="troubled")
+LOST = LogReplaced(log="memory:troubled", path="troubled")
 
 
 async def test_a_failure_closes_all_open_bundles(benches: Benches, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import (
     EquipoiseError,
+    LogReplaced,
     LogStorageFull,
     LogUnavailable,
     OutcomeUnknown,
-    log_replaced,
 )
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
@@ -34,7 +34,7 @@ LONG_MS = 600_000
 INTENT = CreateNamespace(name="tenant/ns", boundaries=even_boundaries(1))
 FULL = LogStorageFull(log="memory:troubled")
 AWAY = LogUnavailable(log="memory:troubled", problem="it is locked", in_doubt=False)
-LOST = log_replaced(log="memory:troubled", path="troubled")
+LOST = LogReplaced(log="memory:troubled", path="troubled")
 SILENT = LogUnavailable(log="memory:troubled", problem="it gave no answer")
 
 
