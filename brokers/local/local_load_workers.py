@@ -7,6 +7,7 @@ state that it shares with the caller's thread.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,8 @@ ReportOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
 
 def can_run() -> bool:
     """Return whether the extra `load`, which a load worker needs, is installed."""
-    return find_spec("faust") is not None
+    # Once it is imported, Faust has no spec to find.
+    return "faust" in sys.modules or find_spec("faust") is not None
 
 
 class _Worker(Program):

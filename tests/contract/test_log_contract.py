@@ -31,7 +31,7 @@ from tests.contract.log_adapters import ADAPTERS, EACH_ADAPTER, Adapter, Handles
 TIMEOUT_MS = 10_000
 FOREVER_MS = 3_600_000
 DEADLINE_SECONDS = 30.0
-DESCRIPTOR_ROUNDS, DESCRIPTOR_SECONDS = 5, 2.0
+DESCRIPTOR_ROUNDS, DESCRIPTOR_SECONDS = 5, 10.0
 CLOCKS_APART_MS = 5
 """How far the storage's clock may be from ours; both are of this machine."""
 

@@ -12,8 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiokafka.errors import AuthenticationFailedError
 
-from equipoise.brokers.load.worker.access import Tokens
-from equipoise.brokers.load.worker.streams import TokenProvider
+from equipoise.brokers.load.worker.access import TokenProvider, Tokens
 
 SECRET = "a secret"  # noqa: S105 - not a real one
 
