@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,11 +31,9 @@ def now_ms() -> int:
 @pytest.fixture(params=[BURN, BURN_IN_A_GRANDCHILD], ids=["child", "grandchild"])
 def burning(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A child that burns CPU, or has a child that does."""
-    with subprocess.Popen([sys.executable, "-c", request.param]) as process:
+    with subprocess.Popen([sys.executable, "-c", request.param], start_new_session=True) as process:
         yield process
-        for descendant in psutil.Process(process.pid).children(recursive=True):
-            descendant.kill()
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_descendants_count(burning: subprocess.Popen[bytes]) -> None:
