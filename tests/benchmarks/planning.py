@@ -81,8 +81,10 @@ class Rounds:
             clock=SimpleNamespace(now=lambda: now),
             agent=SimpleNamespace(leads=True),
             metrics=SimpleNamespace(
-                balancing=SimpleNamespace(load=lambda *_, **__: None, refused=lambda _: None)
+                set=lambda *_: None,
+                balancing=SimpleNamespace(load=lambda *_, **__: None, refused=lambda _: None),
             ),
+            placement=None,  # Nothing is placed.
             place_by=lambda placement: None,
         )
         self._now = now
