@@ -16,6 +16,7 @@ import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document, SideTopic, newest
 from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
@@ -32,6 +33,9 @@ DECISIONS: Final = SideTopic(
     rows_max=100_000,  # Six days of rounds at the default interval, about 100 MB.
     document_bytes_max=2 * DOCUMENT_BYTES_MAX,
 )
+
+_TOLD_MAX: Final = 1_000
+"""Decisions searched for what became of a bundle: some hours."""
 
 _idle: Final = TypeAdapter(Idle)
 
@@ -57,6 +61,29 @@ def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
     with closing(open_side_log(log_url, DECISIONS)) as documents:
         found = [decode(each.value or b"") for each in newest(documents, at_most)]
     return [decision for decision in found if decision is not None]
+
+
+def last_told_of(
+    log_url: str, bundles: Sequence[str], owners: Sequence[str]
+) -> tuple[str | None, str | None]:
+    """Return two lines: what came of the last move of these bundles by the balancer, and why its
+    last round left them as they are, or moved nothing from their owners. None: it is not known.
+
+    Raises what `open_side_log` raises.
+    """
+    try:
+        latest = newest_decisions(log_url, _TOLD_MAX)[::-1]
+    except PeerError:
+        return None, None
+    outcomes = (
+        each.outcome_line(bundle) for each in latest if each.kind == "outcome" for bundle in bundles
+    )
+    round_ = next((each for each in latest if each.kind in ("shed", "misplaced")), None)
+    stays = {} if round_ is None else {stay.subject: stay.reason for stay in round_.plan.stays}
+    return (
+        next((line for line in outcomes if line is not None), None),
+        next((f"{name}: {stays[name]}" for name in (*bundles, *owners) if name in stays), None),
+    )
 
 
 class _Count(BaseModel):

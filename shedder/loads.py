@@ -58,6 +58,8 @@ class BundleLoad:
     * `bytes_per_second` counts both directions. A batch of messages is one call.
     * `cpu_seconds_per_second`: the CPU time that its calls used. `wall_seconds_per_second`: how
       long they lasted, all together, so the mean number of calls in progress.
+    * `memory_bytes`: what it keeps in memory; 0: not known. No move brings a broker above
+      `placement.memory_percent_max` of its memory.
     * `messaging` holds the details of a bundle of topics.
 
     Raises `CallerError` for a number that is negative or not finite.
@@ -68,6 +70,7 @@ class BundleLoad:
     cpu_seconds_per_second: float = 0.0
     wall_seconds_per_second: float = 0.0
     sessions: int = 0
+    memory_bytes: int = 0
     messaging: Messaging | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class BundleLoad:
             and 0 <= self.cpu_seconds_per_second < math.inf
             and 0 <= self.wall_seconds_per_second < math.inf
             and 0 <= self.sessions < math.inf
+            and 0 <= self.memory_bytes < math.inf
         ):
             raise _refusal_of(self)
 
@@ -202,7 +206,7 @@ RATES: Final = tuple(each.name for each in fields(Traffic))
 class BundleTraffic:
     """The traffic and the open objects of one bundle.
 
-    `cache_bytes` is what its topics keep in memory. `cost` is its cost for its broker (see
+    `cache_bytes` is what it keeps in memory; 0: not known. `cost` is its cost for its broker (see
     `shedder.snapshot.costs_of`).
     """
 

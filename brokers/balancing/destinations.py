@@ -8,7 +8,9 @@ Theory of operation:
   maintenance, below the topic limit, a program that serves the namespace, isolation policies, pins,
   and the caller's `avoid`.
 * A preference keeps the best of the brokers that hard rules leave, so it always leaves one.
-  Preferences: later versions (if set), and anti-affinity of namespaces.
+  Preferences: room (`brokers.balancing.room`), later versions (if set), and anti-affinity of
+  namespaces.
+* The balancer itself moves no bundle to a broker without room: `movable_to`.
 * With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
 
 **Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order
@@ -44,6 +46,7 @@ from equipoise.brokers.balancing.policies import (
     maintenance_of,
     read_policies,
 )
+from equipoise.brokers.balancing.room import Refused, Room
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
@@ -60,7 +63,6 @@ _match_version: Final = re.compile(
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 Brokers = tuple[BrokerEntry, ...]
-Refused = Mapping[str, str]
 _Identifiers = tuple[tuple[bool, int, str], ...]
 VersionRank = tuple[tuple[int, ...], bool, _Identifiers, bool, _Identifiers]
 
@@ -74,9 +76,11 @@ class PlacementRules:
     * `topics_max`: the most topics of a broker (`loadBalancerBrokerMaxTopics`).
     * `prefer_later_versions`: use only brokers of the latest version (`preferLaterVersions`).
     * `failure_domains`: anti-affinity uses failure domains, too (`failureDomainsEnabled`).
+    * `memory_percent_max`: how much of its memory a broker may use for a bundle to move there.
     """
 
     topics_max: int = 50_000
+    memory_percent_max: float = 85.0
     prefer_later_versions: bool = False
     failure_domains: bool = True
     pulsar_exact: bool = False
@@ -111,6 +115,8 @@ class Destinations:
         self.view = view
         self._loads = loads or {}
         self._rules = rules or PlacementRules()
+        self.room = Room(view, self._loads, percent_max=self._rules.memory_percent_max)
+        """What the brokers have room for."""
         self.policies = read_policies(view) if policies is None else policies
         self._about: dict[str, ClusterPolicies] = {}  # By namespace.
         # By the namespace, if programs differ, and the names of the policies of a bundle.
@@ -134,7 +140,7 @@ class Destinations:
         self._fit, self._unfit = fit, refused
         self.live = tuple(broker for broker in everybody if broker.live)
         self._programs_differ = any(broker.joined.namespaces is not None for broker in self.live)
-        # By namespace, if programs differ: the brokers that fit and serve it.
+        # By namespace, if programs differ: the brokers that fit and serve it, and the others.
         self._serving: dict[str, tuple[Brokers, Candidates]] = {}
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
@@ -142,13 +148,24 @@ class Destinations:
         now.
         """
         left, unbound = self._who_serves(bundle.namespace)
-        if not avoid and not self._has_rules(bundle):
+        steps = tuple(_about(step, bundle) for step in self._steps(bundle))
+        if not avoid and not steps:
             return unbound
         refused = dict(unbound.refused)
         if avoid:
             left, refused = _sift(left, refused, (lambda left: refused_lately(left, avoid),))
-        left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps()))
+        left, refused = _sift(left, refused, steps)
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
+
+    def movable_to(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
+        """Return where the balancer may move `bundle`: those of `of` with room for it."""
+        found, full = self.of(bundle, avoid=avoid), self.room.refusals(bundle.name)
+        if not full:
+            return found
+        return Candidates(
+            allowed=tuple(broker for broker in found.allowed if broker not in full),
+            refused={**full, **found.refused},
+        )
 
     def _who_serves(self, namespace: str) -> tuple[Brokers, Candidates]:
         key = namespace if self._programs_differ else ""
@@ -187,6 +204,7 @@ class Destinations:
 
     def placed(self, bundle: BundleEntry, broker: str) -> None:
         """Count `bundle` at `broker` from now on."""
+        self.room.take(bundle.name, broker)
         group = self._group_of(bundle.namespace)
         if group is not None:
             group.move(bundle, broker)
@@ -217,23 +235,22 @@ class Destinations:
                 found.setdefault(broker, policy.name)
         return found
 
-    def _has_rules(self, bundle: BundleEntry) -> bool:
-        policies = self.policies
-        return bool(
-            self._rules.prefer_later_versions
-            or policies.isolations
-            or policies.pins
-            or policies.closed
-            or self._group_of(bundle.namespace) is not None
-        )
-
     # --- the filters that ask about a bundle ---
 
-    def _steps(self) -> tuple[Callable[[Brokers, BundleEntry], Refused], ...]:
+    def _steps(self, bundle: BundleEntry) -> tuple[Callable[[Brokers, BundleEntry], Refused], ...]:
+        """Return those that may refuse a broker."""
+        policies, exact = self.policies, self._rules.pulsar_exact
+        hard: tuple[Callable[[Brokers, BundleEntry], Refused], ...] = ()
         # Not stored: an object that holds its own methods waits for the garbage collector, here
         # with a view of 100,000 bundles.
-        hard, preferences = (self._isolated, self._pinned_elsewhere), (self._older, self._crowded)
-        return (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
+        if policies.isolations or policies.pins or policies.closed:
+            hard = (self._isolated, self._pinned_elsewhere)
+        preferences = (
+            *((self._full,) if not exact and self.room.refusals(bundle.name) else ()),
+            *((self._older,) if self._rules.prefer_later_versions else ()),
+            *((self._crowded,) if self._group_of(bundle.namespace) is not None else ()),
+        )
+        return (*preferences, *hard) if exact else (*hard, *preferences)
 
     def _maintained(self, left: Brokers) -> Refused:
         return {
@@ -303,12 +320,15 @@ class Destinations:
                 )
         return dropped
 
+    def _full(self, left: Brokers, bundle: BundleEntry) -> Refused:
+        refused = self.room.refusals(bundle.name)
+        full = {
+            broker.broker: refused[broker.broker] for broker in left if broker.broker in refused
+        }
+        return full if len(full) < len(left) else {}
+
     def _older(self, left: Brokers, _: BundleEntry) -> Refused:
-        return (
-            older_versions(left, pulsar_exact=self._rules.pulsar_exact)
-            if self._rules.prefer_later_versions
-            else {}
-        )
+        return older_versions(left, pulsar_exact=self._rules.pulsar_exact)
 
     def _crowded(self, left: Brokers, bundle: BundleEntry) -> Refused:
         group = self._group_of(bundle.namespace)

@@ -125,7 +125,7 @@ def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates
 
     def candidates(name: str) -> Candidates:
         bundle = view.bundles.get(name)
-        return Candidates(allowed=()) if bundle is None else destinations.of(bundle)
+        return Candidates(allowed=()) if bundle is None else destinations.movable_to(bundle)
 
     return candidates
 
@@ -169,12 +169,12 @@ def plan_round(
     moves, stays = policy_violations(
         cluster.destinations, placement=placement, at_most=at_most, resting=resting
     )
-    if moves:
-        return BalancingRound(
-            plan=Plan(moves=moves, stays=stays), strategy=OF_POLICIES, memory=memory
-        )
+    plan = _with_room(Plan(moves=moves, stays=stays), cluster.destinations)
+    if plan.moves:
+        return BalancingRound(plan=plan, strategy=OF_POLICIES, memory=memory)
+    stays = plan.stays
     plan, memory = _plan(settings.policy, snapshot, memory)
-    plan = plan.with_stays(stays)
+    plan = _with_room(plan, cluster.destinations).with_stays(stays)
     is_predicted = any(move.predicted is not None for move in plan.moves)
     capacities = tuple(
         {
@@ -188,6 +188,22 @@ def plan_round(
     return BalancingRound(
         plan=plan, strategy=settings.balancing.shedder, memory=memory, capacities=capacities
     )
+
+
+def _with_room(plan: Plan, destinations: Destinations) -> Plan:
+    """Return the plan without the moves for which earlier ones leave no room. Policies know only
+    the room before the first.
+    """
+    room, kept, stays = destinations.room.copy(), list[Move](), list[Stay]()
+    for move in plan.moves:
+        refusal = room.refusals(move.bundle).get(move.destination or "")
+        if refusal is None:
+            kept.append(move)
+            room.take(move.bundle, move.destination or "")
+        else:
+            reason = f"{move.destination} has no room left after other moves: {refusal}"
+            stays.append(Stay(subject=move.bundle, reason=reason))
+    return replace(plan, moves=tuple(kept)).with_stays(stays) if stays else plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +303,7 @@ def _has_a_place(destinations: Destinations, kept: _Kept) -> bool:
     bundle = kept.bundle
     return bool(
         destinations.bound(bundle).allowed
-        and destinations.of(bundle, avoid={kept.owner.incarnation}).allowed
+        and destinations.movable_to(bundle, avoid={kept.owner.incarnation}).allowed
     )
 
 

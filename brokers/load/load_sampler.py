@@ -113,6 +113,7 @@ def _checked(name: object, load: object) -> BundleLoad | str:
             cpu_seconds_per_second=float(load.cpu_seconds_per_second),
             wall_seconds_per_second=float(load.wall_seconds_per_second),
             sessions=int(load.sessions),
+            memory_bytes=int(load.memory_bytes),
             messaging=(
                 _plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None
             ),
@@ -129,6 +130,7 @@ def _is_plain(load: BundleLoad) -> bool:
         and type(load.cpu_seconds_per_second) is float
         and type(load.wall_seconds_per_second) is float
         and type(load.sessions) is int
+        and type(load.memory_bytes) is int
         and (
             messaging is None
             or (

@@ -314,6 +314,7 @@ class Carried:
     topics: Sequence[int] = ()
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
+    memory_bytes: Sequence[int] = ()
 
     @property
     def settled(self) -> Mapping[str, float]:
@@ -367,7 +368,7 @@ class Carried:
                     self.topics, self.consumers, self.producers, strict=True
                 )
             ],
-            cache_bytes=[0] * len(self.names),
+            cache_bytes=self.memory_bytes,
         )
         bound = len(self.names) if at_most is None else at_most
         found = busiest_places(figures, at_most=bound + len(self.newcomers))
@@ -387,6 +388,7 @@ class Carried:
             topics=self.topics[place],
             consumers=self.consumers[place],
             producers=self.producers[place],
+            cache_bytes=self.memory_bytes[place],
             cost=self.costs[place],
         )
 
@@ -419,7 +421,7 @@ class BundleAverages:
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
         * The first load of a bundle is its average, so a bundle that has just moved is known at
           once. The second load replaces it: the first covers only part of a period.
-        * Counts (topics, consumers, producers) are not averaged.
+        * Counts (topics, consumers, producers) and memory are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
         columns = _columns([loads.get(name, idle) for name in names])
@@ -452,7 +454,7 @@ class BundleAverages:
             window_ms=cost_window_ms,
         )
         bytes_in, bytes_out, messages_in, messages_out = updated
-        topics, consumers, producers = columns.counts
+        topics, consumers, producers, memory_bytes = columns.counts
         return Carried(
             names=self._names,
             newcomers=self._newcomers,
@@ -467,6 +469,7 @@ class BundleAverages:
             topics=topics,
             consumers=consumers,
             producers=producers,
+            memory_bytes=memory_bytes,
         )
 
     def _before(
@@ -492,7 +495,7 @@ class BundleAverages:
 
 class _Columns(NamedTuple):
     """Columns of the current loads. `rates`: bytes in and out, messages in and out. `counts`:
-    topics, consumers, producers.
+    topics, consumers, producers, bytes in memory.
     """
 
     rates: Sequence[Sequence[float]]
@@ -520,6 +523,7 @@ def _columns(loads: Sequence[BundleLoad]) -> _Columns:
             [each.topics for each in figures],
             [each.consumers for each in figures],
             [each.producers for each in figures],
+            [load.memory_bytes for load in loads],
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +35,23 @@ def uneven_channel(
 
 
 def loaded(
-    channel: Channel, folder: Path, percents: Mapping[str, float], *, age_ms: int = 0
+    channel: Channel,
+    folder: Path,
+    percents: Mapping[str, float],
+    *,
+    age_ms: int = 0,
+    memory: Mapping[str, float] | None = None,
 ) -> str:
     """The URL of the channel in a file, with load reports: this use, and 1, 2, ... MB/s for the
-    bundles of each broker.
+    bundles of each broker. `memory`: how much of it some have in use, in percent.
     """
     log = write(channel.entries, folder)
     for broker in percents:
-        LoadBus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
+        load = sample(channel, broker, percents[broker], age_ms=age_ms)
+        if memory is not None:
+            used = Use(used=memory.get(broker, 0.0), limit=100)
+            load = replace(load, resources=replace(load.resources, memory=used))
+        LoadBus(log).publish(load)
     return log
 
 

@@ -200,6 +200,11 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "Fraction by which a bundle must exceed a limit before its load is divided.", ANY
         ),
         "placement.topics_max": _meaning("Limit of topics of a broker.", SOME),
+        "placement.memory_percent_max": _meaning(
+            "How much of its memory limit a broker may use, in percent, for the balancer to move a"
+            " bundle there.",
+            _ABOVE_ZERO,
+        ),
         "placement.prefer_later_versions": _meaning(
             "Places bundles only on brokers of the latest version."
         ),

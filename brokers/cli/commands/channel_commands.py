@@ -34,11 +34,11 @@ from equipoise.brokers.cli.rows import (
     print_difference,
     view_document,
 )
-from equipoise.brokers.decision_log import newest_decisions
+from equipoise.brokers.decision_log import last_told_of
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import Access, entries, folded_to_end, follow
 from equipoise.channel.core.entries import BundleChanged
-from equipoise.channel.core.errors import CallerError, LogClosed, PeerError
+from equipoise.channel.core.errors import CallerError, LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -68,9 +68,6 @@ app = group("Read the log, show a bundle's history, verify everything.")
 LINES_BY_DEFAULT: Final = 20
 _LINES_MAX: Final = 1_000_000
 """Lines kept in memory until the end is found: about 200 MB."""
-
-_DECISIONS_MAX: Final = 1_000
-"""Decisions searched for the outcome of a move: some hours."""
 
 CHANGES_SHOWN_MAX: Final = 100
 """Bundles printed per record: creating a namespace changes up to 65,536."""
@@ -204,8 +201,8 @@ def why(
 
     The history continues through splits and merges, and includes rejected proposals with their
     reasons. If the log was compacted or copied, the history begins with the state at that offset.
-    The last line is what came of the last move by the balancer: the load of both brokers as it was
-    predicted and as it was measured.
+    The last lines are what came of the last move by the balancer, the load of both brokers as it
+    was predicted and as it was measured, and why the last round did not move it.
     """
     name = _about(what, key)
     with channel.unread() as access:
@@ -223,36 +220,25 @@ def why(
                 else UnknownNamespace(namespace=name.namespace)
             )
         ending = ending_of(name, access.view, names)
-        bundles = [
-            each.name
+        found = [
+            each
             for each in access.view.bundles_of(name.namespace)
             if max(each.low, name.low) < min(each.high, name.high)
         ]
-    outcome = _outcome_of(channel.log, bundles)
+        bundles = [each.name for each in found]
+        owners = [
+            access.view.live[each.owner].broker for each in found if each.owner in access.view.live
+        ]
+    outcome, stay = last_told_of(channel.log, bundles, owners)
     if channel.as_json:
-        print_json({"ending": ending, "outcome": outcome})
+        print_json({"ending": ending, "outcome": outcome, "stay": stay})
         return
     for line in ending:
         print_line(f"now {line}")
     if outcome is not None:
         print_line(f"its last move by the balancer: {outcome}")
-
-
-def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
-    """Return what came of the last move of these bundles by the balancer, in a line; None if that
-    is not known, or cannot be read.
-    """
-    try:
-        newest = newest_decisions(log, _DECISIONS_MAX)
-    except PeerError:
-        return None
-    lines = (
-        each.outcome_line(bundle)
-        for each in reversed(newest)
-        if each.kind == "outcome"
-        for bundle in bundles
-    )
-    return next((line for line in lines if line is not None), None)
+    if stay is not None:
+        print_line(f"why the balancer does not move it: {stay}")
 
 
 app.command("verify")(verify_channel)

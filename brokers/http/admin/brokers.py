@@ -334,6 +334,7 @@ def _load_document(load: BundleLoad) -> dict[str, float]:
         "cpu_seconds_per_second": load.cpu_seconds_per_second,
         "wall_seconds_per_second": load.wall_seconds_per_second,
         "sessions": load.sessions,
+        "memory_bytes": load.memory_bytes,
     }
     messaging = load.messaging
     if messaging is None:

@@ -23,10 +23,11 @@ from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.compaction.retention import Retention
+from equipoise.shedder.plan import Stay
 from tests.channels.carried import leave_out
 from tests.channels.compacting import TIMEOUT_MS, compacted, restored_to_end
 from tests.channels.folding import Channel
-from tests.decisions import outcome, with_plan
+from tests.decisions import idle, outcome, with_plan
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 from tests.unit.cli.worlds import moved_channel
 
@@ -39,6 +40,20 @@ def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
     lines = run("channel", "show", "2", log=url).stdout.splitlines()
     assert 100 == sum(line.startswith("now ") for line in lines)
     assert 151 == len(json.loads(run("channel", "show", "2", "--json", log=url).stdout)["text"])
+
+
+def test_why_prints_why_the_last_round_did_not_move_a_bundle(log: str) -> None:
+    """Or why it moved nothing from its owner."""
+    before = run("channel", "why", LEFT, log=log).stdout
+    (owner,) = (line.split()[5].strip(",") for line in before.splitlines() if "now " in line)
+    decisions = DecisionLog(log)
+    for stays in (((owner, "no other has room"),), ((LEFT, "it rests"), (owner, "it is even")), ()):
+        decisions.write(
+            with_plan(idle(), stays=tuple(Stay(subject=name, reason=why) for name, why in stays))
+        )
+        last = f"why the balancer does not move it: {': '.join(stays[0])}\n" if stays else ""
+        assert f"{before}{last}" == run("channel", "why", LEFT, log=log).stdout
+        decisions.write(outcome())
 
 
 def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None:

@@ -69,6 +69,20 @@ def test_a_plan_names_the_namespaces_that_no_broker_serves(tmp_path: Path) -> No
     assert "no broker that is up serves shop/carts\n" in run("plan", log=log).stdout
 
 
+def test_a_plan_names_what_has_no_room(tmp_path: Path) -> None:
+    log = loaded(uneven_channel(), tmp_path, UNEVEN, memory={"c": 91.0})
+    result = " ".join(run("plan", log=log).stdout.split())
+    assert (
+        "its memory is 91 % full; moves may bring it to 85 % (placement.memory_percent_max)"
+        in result
+    )
+    page = run("plan", "--set", "placement.memory_percent_max=95", log=log).stdout
+    assert ("full" in page, "balanced: a has 261 % of the mean load, c has 0 %" in page) == (
+        False,
+        True,
+    )
+
+
 # --- plans that are carried out ---
 
 
