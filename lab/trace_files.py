@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,8 +29,10 @@ from numpy.typing import NDArray
 
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.traces import (
+    COMPARED,
     KINDS,
     LOADS_MAX,
+    SCALE,
     Loads,
     Shape,
     Trace,
@@ -99,12 +101,14 @@ def traces_named(names: Sequence[str], shape: Shape) -> dict[str, Traces]:
     for name in names:
         if name.endswith(SUFFIXES):
             made[name] = partial(_same, read_trace(Path(name), brokers=shape.brokers))
-        elif name in KINDS:
-            made[name] = partial(_generated, name, shape)
+        elif name in COMPARED:
+            kind, _, scale = name.partition("@")
+            scaled = replace(shape, load=shape.load * int(scale or 1))
+            made[name] = partial(_generated, kind, scaled)
         else:
             raise CallerError(
                 f"there is no trace {name!r}: name a file (.csv, .parquet), or one of"
-                f" {', '.join(KINDS)}"
+                f" {', '.join(KINDS)}, each also with @{SCALE}"
             )
     return made
 

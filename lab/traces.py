@@ -1,5 +1,5 @@
-"""Define load traces, generate the eleven kinds that policies are compared on, and record what a
-running cluster reports.
+"""Define load traces, generate the kinds that policies are compared on, and record what a running
+cluster reports.
 
 Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is
 part of its trace.
@@ -32,11 +32,16 @@ STEP_S_MIN: Final = 0.25
 LOADS_MAX: Final = 50_000_000
 """Steps times bundles: 400 MB."""
 
-_CALLS: Final = 1_000.0  # The mean load of a generated bundle.
 _USE: Final = 0.5  # The mean use of the brokers of a generated trace.
+_SIGMA: Final = 1.2  # The standard deviation of the logarithm of the weights of bundles.
 _DRIFT: Final = 0.7  # The standard deviation of the logarithm of a drifting load after an hour.
 _CROWDED: Final = 0.05  # The share of bundles that a flash crowd reaches.
 _NOISE: Final = 0.75  # The standard deviation of the logarithm of a noisy load in each step.
+_BURST: Final = 5.0  # A bundle that bursts has so many times its load,
+_BURST_S: Final = 300.0  # for so long,
+_BURSTS_PER_S: Final = 0.000_2  # and begins so often.
+_DAY_S: Final = 1_440.0  # A day at a second a minute.
+_KEYS: Final = 0.302  # The number of keys with day and night, relative to the bundles of others.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +136,15 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a generated trace: numbers of brokers and bundles, and seconds."""
+    """The size of a generated trace: numbers of brokers and bundles, the mean load of a bundle in
+    cost units, and seconds.
+
+    By default, 20 brokers can do 1,000 calls a second each.
+    """
 
     brokers: int = 20
     bundles: int = 1_000
+    load: float = 10.0
     duration_s: float = 7_200.0
     step_s: float = 10.0
 
@@ -146,9 +156,9 @@ class Shape:
 
 
 def _calm(shape: Shape, rng: Generator, weights: Loads | None = None) -> Loads:
-    """Return loads that differ between bundles and hardly over time."""
+    """Return loads that differ between bundles and hardly over time. Their mean is 1."""
     if weights is None:
-        weights = rng.lognormal(0.0, 1.0, shape.bundles)
+        weights = rng.lognormal(0.0, _SIGMA, shape.bundles)
     steps = len(shape.times_s)
     noise = 1 + 0.05 * rng.standard_normal((steps, shape.bundles))
     loads: Loads = np.maximum(weights / weights.mean() * noise, 0.0)
@@ -188,16 +198,24 @@ def _noisy(shape: Shape, rng: Generator) -> Loads:
 
 def _bursts(shape: Shape, rng: Generator) -> Loads:
     calm = _calm(shape, rng)
-    starts = rng.random(calm.shape) < 0.000_2 * shape.step_s
-    is_on, length = starts.copy(), max(1, round(60 / shape.step_s))
+    starts = rng.random(calm.shape) < _BURSTS_PER_S * shape.step_s
+    is_on, length = starts.copy(), max(1, round(_BURST_S / shape.step_s))
     for later in range(1, length):
         is_on[later:] |= starts[:-later]
-    return calm * np.where(is_on, 7.0, 1.0)
+    return calm * np.where(is_on, _BURST, 1.0)
 
 
 def _heavy_tailed(shape: Shape, rng: Generator) -> Loads:
     weights = rng.pareto(1.2, shape.bundles) + 0.1
     return _calm(shape, rng, np.minimum(weights, 0.8 * weights.sum() / shape.brokers))
+
+
+def _day_and_night(shape: Shape, rng: Generator) -> Loads:
+    """Return the loads of a few keys with nearly no load at night, and hours of their own."""
+    keys = replace(shape, bundles=max(1, round(_KEYS * shape.bundles)))
+    hours = shape.times_s / _DAY_S + rng.normal(0.5, 0.08, keys.bundles)
+    day: Loads = np.pi * np.maximum(np.cos(2 * np.pi * hours), 0.02)
+    return _calm(keys, rng) * day
 
 
 _LOADS: Final[Mapping[str, Callable[[Shape, Generator], Loads]]] = {
@@ -212,10 +230,17 @@ _LOADS: Final[Mapping[str, Callable[[Shape, Generator], Loads]]] = {
     "noisy": _noisy,
     "bursts": _bursts,
     "heavy-tailed": _heavy_tailed,
+    "day-and-night": _day_and_night,
 }
 
 KINDS: Final = tuple(_LOADS)
 """The kinds of generated traces."""
+
+SCALE: Final = 20
+"""The second scale: `KIND@SCALE` is a kind with all loads and capacities times `SCALE`."""
+
+COMPARED: Final = (*KINDS, *(f"{kind}@{SCALE}" for kind in KINDS))
+"""What policies are compared on: each kind at both scales."""
 
 
 def generated(kind: str, shape: Shape | None = None, *, seed: int = 1) -> Trace:
@@ -237,13 +262,16 @@ def generated(kind: str, shape: Shape | None = None, *, seed: int = 1) -> Trace:
             " loads; make it shorter"
         )
     rng = np.random.default_rng([seed, KINDS.index(kind)])
-    loads = _LOADS[kind](shape, rng) * _CALLS
+    # Of few keys, each has more load.
+    total = shape.bundles * shape.load
+    loads = _LOADS[kind](shape, rng)
+    loads *= total / loads.shape[1]
     sizes = (
         rng.choice([1.0, 2.0, 4.0], shape.brokers)
         if kind == "mixed-hardware"
         else np.ones(shape.brokers)
     )
-    brokers = _half_used(sizes, float(loads[0].sum()))
+    brokers = _half_used(sizes, total)
     change_s = shape.duration_s / 4
     if kind == "broker-added":
         brokers = (*brokers[:-1], replace(brokers[-1], joins_s=change_s))
@@ -252,7 +280,7 @@ def generated(kind: str, shape: Shape | None = None, *, seed: int = 1) -> Trace:
     return Trace(
         name=kind,
         step_s=shape.step_s,
-        bundles=tuple(map(_bundle_name, range(shape.bundles))),
+        bundles=tuple(map(_bundle_name, range(loads.shape[1]))),
         brokers=brokers,
         loads=loads,
     )

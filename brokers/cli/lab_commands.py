@@ -202,7 +202,8 @@ def compare_all(
     ] = None,
     *,
     every_kind: Annotated[
-        bool, typer.Option("--all", help="Compare on all kinds of generated traces.")
+        bool,
+        typer.Option("--all", help="Compare on all generated traces, at both scales."),
     ] = False,
     policy: Annotated[
         list[str] | None,
@@ -239,9 +240,9 @@ def compare_all(
     from equipoise.lab.comparing import compare
     from equipoise.lab.page import COLUMNS, write_page
     from equipoise.lab.trace_files import traces_named
-    from equipoise.lab.traces import KINDS
+    from equipoise.lab.traces import COMPARED, KINDS
 
-    names = [*(KINDS if every_kind else ()), *(traces or ())]
+    names = [*(COMPARED if every_kind else ()), *(traces or ())]
     if not names:
         raise typer.BadParameter(f"name traces, or write --all; the kinds are {', '.join(KINDS)}")
     numbers = _numbers(seeds)

@@ -9,15 +9,15 @@ policy also has only one round per minute.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
-from equipoise.lab.traces import KINDS, Shape, generated
+from equipoise.lab.trace_files import traces_named
+from equipoise.lab.traces import COMPARED, Shape
 from tests.benchmarks.frame import report
+from tests.load.flights import flights
 
-SHAPES: Final = (Shape(), Shape(brokers=5, bundles=64))
 SEEDS: Final = (1, 2)
 MINUTE_S: Final = 60.0
 UNEVENNESS_MAX, MOVED_MAX, CALM_MAX = 0.6, 1.5, 0.9
@@ -55,19 +55,17 @@ def reached(
 
 
 def measure(_: Path) -> dict[str, object]:
-    """Compare with Pulsar's policies on clusters of both sizes."""
-    figures: dict[str, object] = {}
-    for shape in SHAPES:
-        traces = {kind: partial(generated, kind, shape) for kind in KINDS}
-        found = {each.trace: figures_of(each) for each in compare(traces, policies(), seeds=SEEDS)}
-        size = f"{shape.brokers} x {shape.bundles}"
-        figures[size] = found
-        figures[f"{size}, reached"] = {
+    """Compare with Pulsar's policies at both scales, and on the flights."""
+    traces = {**traces_named(COMPARED, Shape()), "flights": lambda _seed: flights()}
+    found = {each.trace: figures_of(each) for each in compare(traces, policies(), seeds=SEEDS)}
+    return {
+        **found,
+        "reached": {
             "ours": reached(found, "ours", UNEVENNESS_MAX, MOVED_MAX),
             "equal cadence": reached(found, "equal cadence", UNEVENNESS_MAX, MOVED_MAX),
             "calm": reached(found, "calm", CALM_MAX, CALM_MAX),
-        }
-    return figures
+        },
+    }
 
 
 if __name__ == "__main__":

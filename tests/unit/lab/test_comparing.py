@@ -16,7 +16,7 @@ from equipoise.lab.traces import Recording, Shape, Trace, generated
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle
 from tests.unit.cli.fabricated import run
 
-SHAPE = Shape(brokers=3, bundles=24, duration_s=600.0)
+SHAPE = Shape(brokers=3, bundles=24, load=1_000.0, duration_s=600.0)
 
 
 def trace_of(kind: str, seed: int) -> Trace:

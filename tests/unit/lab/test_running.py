@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from equipoise.lab.results import Result, RunMove, floor_at, front, starting_own
 from equipoise.lab.running import run
 from equipoise.lab.traces import Shape, Trace, TraceBroker, generated
 
-_SMALL = Shape(brokers=4, bundles=40, duration_s=900.0)
+_SMALL = Shape(brokers=4, bundles=100, load=1_000.0, duration_s=900.0)
 
 
 def _settings(shedder: str, interval_ms: int = 5_000) -> BalancingSettings:
@@ -30,7 +31,7 @@ def test_a_run_is_repeatable_and_evens_out_a_steady_load() -> None:
     metrics = first.metrics()
     assert first.unevenness[0] > 0.15, "the owners at the start are drawn"
     assert metrics.unevenness < 0.1
-    assert (True, 0) == (0 < metrics.moves < 20, metrics.undone)
+    assert (True, 0) == (0 < metrics.moves < 40, metrics.undone)
     assert metrics.worst_max == first.worst[0]
 
 
@@ -62,8 +63,8 @@ def test_bundles_of_a_lost_broker_are_placed_and_do_not_count_as_moves() -> None
     trace = generated("broker-lost", _SMALL)
     result = run(trace, BalancingSettings(balancing=RoundSettings(enabled=False)))
     assert () == result.moves
-    lost = round(trace.last_change_s / trace.step_s)
-    assert 1.6 > result.worst[lost], "placement spread the bundles over three brokers"
+    lost = math.ceil(trace.last_change_s / trace.step_s)
+    assert result.worst[lost] < result.worst[lost - 1], "placement spread the bundles"
 
 
 def test_moves_take_their_time_and_are_bounded() -> None:
