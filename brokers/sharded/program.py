@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -20,7 +21,7 @@ from typing import Any, Final, Protocol, Self, TypedDict, Unpack, cast
 from yarl import URL
 
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
-from equipoise.brokers.runtime.embedding.embedded import READY_MS_MAX, Worker
+from equipoise.brokers.runtime.embedding.embedded import ADDRESS_VARIABLE, READY_MS_MAX, Worker
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
 from equipoise.brokers.runtime.service import Service, ServiceHost
 from equipoise.brokers.sharded.keyed import ROUTED, UNROUTED, Keyed
@@ -141,7 +142,8 @@ class Equipoise(Worker):
 
         * `cluster`: the name of the cluster. A program refuses the log of another one.
         * `address`: where other programs and callers reach this one, such as `http://host:8000`.
-          Without it the worker listens on a port of its own, and cannot be installed.
+          Default: EQUIPOISE_ADDRESS in the environment when the program starts. One that is neither
+          installed nor mounted needs none: its worker listens on a port of its own.
         * `settings`: any setting of a broker, by name. A broker with a `broker_id` comes back as
           itself, and has its `data_dir` beside the log, if that is a file. Without one it is new at
           each start. With `http_port` it listens at this port, beside the program's.
@@ -174,9 +176,7 @@ class Equipoise(Worker):
         if address is not None:
             _check_address(address)
         given: dict[str, Any] = {**settings, "cluster": cluster}
-        if address is None:
-            given.setdefault("http_port", 0)
-        else:
+        if address is not None:
             given["advertised_addresses"] = {"http": address}
         super().__init__(log_url, registered, **given)
 
@@ -187,10 +187,12 @@ class Equipoise(Worker):
         An installed program waits only until the broker has read the log: it joins once it answers
         at its `address`, which its server opens afterwards.
 
-        Raises `CallerError` if the log URL or a service cannot be used, `OperatorError` if the log,
-        the data directory or the port cannot, and `PeerError` if the log is away, or the time is
-        over. Also raises the errors of `create_namespace`.
+        Raises `CallerError` if the log URL, the address or a service cannot be used,
+        `OperatorError` if the log, the data directory or the port cannot, and `PeerError` if the
+        log is away, or the time is over. Also raises the errors of `create_namespace`.
         """
+        if self._address is None:
+            self._find_address()
         await super().__aenter__()
         self._started.promised = frozenset(each.namespace for each in self._sharded)
         if not self._started.is_reachable:
@@ -212,6 +214,13 @@ class Equipoise(Worker):
         if self._creating is not None:
             self._creating.cancel()
         await super().__aexit__(kind, error, trace)
+
+    def _find_address(self) -> None:
+        if not self._needs_address:
+            self._listen_anywhere()
+        elif address := os.environ.get(ADDRESS_VARIABLE):
+            _check_address(address, named=f"{ADDRESS_VARIABLE}=")
+            self._advertised_addresses["http"] = address
 
     async def _create(self) -> None:
         for each in self._sharded:
@@ -239,8 +248,9 @@ class Equipoise(Worker):
         * Below `/equipoise` there are health, metrics, administration and state for other programs.
         * At SIGTERM the keys move to other programs before the listener closes.
 
-        Raises `CallerError` without an `address`. The program does not start if an endpoint with
-        `Keyed.route` cannot get its object. For other frameworks, see `wrap`.
+        The program does not start without an `address`, nor if an endpoint with `Keyed.route`
+        cannot get its object. Raises `CallerError` as `asgi` does. For other frameworks, see
+        `wrap`.
         """
         app.add_middleware(self._around, http=self._http(), program=app)
 
@@ -257,11 +267,6 @@ class Equipoise(Worker):
         return self._around(app, http=http)
 
     def _http(self) -> AsgiApp:
-        if self._address is None:
-            raise CallerError(
-                "this program cannot be installed: other programs must know its address; give"
-                " Equipoise address='http://HOST:PORT'"
-            )
         self._joins_later = True
         return self.asgi(PREFIX)
 
@@ -327,7 +332,7 @@ def _endpoints_of(program: object, path: str = "") -> Iterator[tuple[str, object
         yield from _endpoints_of(getattr(route, "original_router", route), path + part)
 
 
-def _check_address(address: str) -> None:
+def _check_address(address: str, *, named: str = "") -> None:
     try:
         url = URL(address)
         is_valid = (
@@ -339,6 +344,6 @@ def _check_address(address: str) -> None:
         is_valid = False
     if not is_valid:
         raise CallerError(
-            f"{address!r} is not the address of a program: expected http://HOST:PORT or"
+            f"{named}{address!r} is not the address of a program: expected http://HOST:PORT or"
             " https://HOST:PORT, without a user or a path"
         )

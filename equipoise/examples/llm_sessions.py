@@ -5,7 +5,6 @@ stays: the next process computes it once more. A call is never sent to a second 
 cache would be cold. The balancer moves keys away from a process that has too much to do.
 """
 
-import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -50,5 +49,4 @@ async def talk(name: str, conversation: Conversation, message: str) -> Reply:
     return Reply(text=text, read=read)
 
 
-address = os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000")
-Equipoise("sqlite:cluster.db", conversations, cluster="llm", address=address).install(app)
+Equipoise("sqlite:cluster.db", conversations, cluster="llm").install(app)

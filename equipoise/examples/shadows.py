@@ -1,6 +1,5 @@
 """Keep the shadows of devices: what each has reported last, and what is wanted of it."""
 
-import os
 from typing import Literal
 
 from fastapi import FastAPI
@@ -36,5 +35,4 @@ async def show(device: str, shadow: Shadow) -> Shadow:
     return shadow
 
 
-address = os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000")
-Equipoise("sqlite:cluster.db", shadows, cluster="iot", address=address).install(app)
+Equipoise("sqlite:cluster.db", shadows, cluster="iot").install(app)

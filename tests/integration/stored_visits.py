@@ -38,5 +38,4 @@ async def visit(name: str, page: Page) -> dict[str, str | int]:
     return {"page": name, "visits": page.visits}
 
 
-log, address = os.environ["EQUIPOISE_LOG"], os.environ["EQUIPOISE_ADDRESS"]
-Equipoise(log, pages, cluster="visits", address=address).install(app)
+Equipoise(os.environ["EQUIPOISE_LOG"], pages, cluster="visits").install(app)

@@ -148,7 +148,7 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         counts, calls = Counter[str](), Counter[str]()
         async with (
             callers.calling(),
-            calling_by_key(f"sqlite:{tmp_path}/channel.db", counts, calls),
+            calling_by_key(f"sqlite:{tmp_path}/visits.db", counts, calls),
         ):
             for each in started:
                 await each.terminate()
@@ -193,7 +193,7 @@ async def test_processes_that_share_a_port_have_each_a_port_of_their_own(
 ) -> None:
     """Callers reach any process, which redirects them to the owner."""
     monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
-    program = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, server=WORKERS)
+    program = Program(f"sqlite:{tmp_path}/visits.db", tmp_path, server=WORKERS)
     connector = aiohttp.TCPConnector(force_close=True)
     try:
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -207,7 +207,7 @@ async def test_processes_that_share_a_port_have_each_a_port_of_their_own(
                     assert expected == await counted(
                         session, f"{program.address}/counter/shop/orders/{page}"
                     )
-        with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=10_000) as access:
+        with opened(f"sqlite:{tmp_path}/visits.db", timeout_ms=10_000) as access:
             assert 2 == len(access.view.live_brokers())
     finally:
         await program.terminate()
@@ -254,7 +254,7 @@ async def test_commands_work_at_the_mount(tmp_path: Path) -> None:
         assert 0 == ran.returncode, output
         return output
 
-    log = f"sqlite:{tmp_path}/channel.db"
+    log = f"sqlite:{tmp_path}/visits.db"
     async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (goes, stays):
         assert "ready" in await command("brokers", "status", "--url", f"{goes.address}/equipoise")
         async with session.get(f"{goes.address}/equipoise/ready") as answer:
@@ -269,7 +269,7 @@ async def test_commands_work_at_the_mount(tmp_path: Path) -> None:
 async def test_a_program_whose_broker_has_ended_answers_503(tmp_path: Path) -> None:
     """With the reason, and what to do."""
     async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (at,):
-        (tmp_path / "channel.db").rename(tmp_path / "elsewhere.db")
+        (tmp_path / "visits.db").rename(tmp_path / "elsewhere.db")
         health = f"{at.address}/equipoise/health"
         async with asyncio.timeout(DEADLINE_S):
             while (await session.get(health)).status == 200:  # noqa: ASYNC110 - another process

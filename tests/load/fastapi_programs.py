@@ -38,7 +38,7 @@ class Program:
         address: str | None = None,
         server: Sequence[str] = UVICORN,
     ) -> None:
-        """`address` is what it advertises, if that is not its own."""
+        """`address` is what it advertises, if that is not its own. It runs in `folder`."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
@@ -49,6 +49,7 @@ class Program:
             "EQUIPOISE_ADDRESS": address or self.address,
             "PYTHONPATH": str(ROOT),
         }
+        self._folder = folder
         self._server = ("-m", *server)
         self.process: asyncio.subprocess.Process | None = None
 
@@ -59,6 +60,7 @@ class Program:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *words,
+                cwd=self._folder,
                 env=self._environment,
                 stdout=output,
                 stderr=output,
@@ -97,8 +99,8 @@ class Program:
 async def programs(
     folder: Path, count: int, session: aiohttp.ClientSession, server: Sequence[str] = UVICORN
 ) -> AsyncIterator[Sequence[Program]]:
-    """Run programs that share one log. Yield them once they are ready."""
-    started = [Program(f"sqlite:{folder}/channel.db", folder, server=server) for _ in range(count)]
+    """Run programs that share the log `visits.db`. Yield them once they are ready."""
+    started = [Program(f"sqlite:{folder}/visits.db", folder, server=server) for _ in range(count)]
     try:
         for each in started:
             await each.start(session)

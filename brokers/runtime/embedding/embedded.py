@@ -65,6 +65,8 @@ QUIET_MS: Final = 200
 """How long no call comes before a drained program ends. Callers that follow its redirects call
 again within some round trips."""
 
+ADDRESS_VARIABLE: Final = "EQUIPOISE_ADDRESS"
+
 _LINGER_PARTS: Final = 20
 _PART_MS_MAX: Final = 50
 
@@ -185,7 +187,7 @@ class Worker:
           service with `fetch`, unless you mount `asgi()`.
         * `advertised_addresses`: the addresses at which the program serves clients, such as
           `{"http": "http://host:8000"}`. No other process of this machine may have the same one on
-          the same log.
+          the same log. Other workers find a mount there, unless a `peer` address says where.
         * `settings`: any other setting of a broker, by name.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together.
@@ -213,6 +215,7 @@ class Worker:
         self._config = WorkerConfig.model_validate(given)
         self._mounted: MountedHttp | None = None
         self._mounted_at: str | None = None
+        self._forwards = False
         # Whether the server of the program listens only after the context is entered.
         self._joins_later = False
         self._parts = AsyncExitStack()
@@ -233,17 +236,15 @@ class Worker:
         `/equipoise`, before you enter the context.
 
         It serves what `http_port` would: lookups, administration, the routes of the services,
-        health, readiness, metrics, and state for other brokers. Those find it at the `http` address
-        of `advertised_addresses` and `prefix`, or at the `peer` address if you give one. It answers
-        503 while the worker does not run.
+        health, readiness, metrics, and state for other brokers. Those find it at the `address` of
+        the program and `prefix`. It answers 503 while the worker does not run.
 
         With the setting `authentication` callers need a token or a password. Without it, anyone who
-        reaches the app can drain the broker. So an address other than loopback then needs
-        `insecure`.
+        reaches the app can drain the broker. So a program with an address other than loopback then
+        starts only with `insecure`.
 
-        Raises `CallerError` for such an address without either, for a worker with `http_port`,
-        without an `http` address, or after its start, for a second mount, and for a prefix that is
-        no path.
+        Raises `CallerError` for a worker with `http_port`, or after its start, for a second mount,
+        and for a prefix that is no path.
         """
         return self._mount(prefix)
 
@@ -254,28 +255,13 @@ class Worker:
         return self._mount(prefix).application()
 
     def _mount(self, prefix: str) -> MountedHttp:
-        problem, http = None, self._advertised_addresses.get("http")
-        is_safe = (
-            self._config.authentication
-            or self._config.insecure
-            or is_loopback(urlsplit(http or "").hostname)
-        )
+        problem = None
         if self._listens:
             problem = "this worker serves the same paths at http_port; leave out one of the two"
         elif self._host is not None:
             problem = "the worker has started; mount it before you enter its context"
         elif self._mounted is not None:
             problem = "it is mounted already; use that app"
-        elif http is None:
-            problem = (
-                "other brokers must know its address; give advertised_addresses={'http':"
-                " 'http://HOST:PORT'} of the program"
-            )
-        elif not is_safe:
-            problem = (
-                "anyone who reaches it could drain this broker; set `authentication`, or `insecure`"
-                " if you keep outsiders away"
-            )
         elif _match_prefix(prefix) is None:
             problem = (
                 f"the prefix {prefix!r} is no plain path; write it as in '/equipoise', with"
@@ -283,11 +269,42 @@ class Worker:
             )
         if problem is not None:
             raise CallerError(f"the HTTP of a worker cannot be mounted: {problem}")
-        assert http is not None, "checked above"
-        peer = http.rstrip("/") + prefix
-        self._advertised_addresses = {PEER: peer} | self._advertised_addresses
         self._mounted, self._mounted_at = MountedHttp(), prefix
         return self._mounted
+
+    def _listen_anywhere(self) -> None:
+        """Listen on any free port, unless a port is given."""
+        if not self._listens:
+            self._listens, self._config = True, self._config.model_copy(update={"http_port": 0})
+
+    @property
+    def _needs_address(self) -> bool:
+        """Whether other programs call this one at an address that it cannot know."""
+        return self._mounted is not None or self._forwards
+
+    def _addresses(self) -> Mapping[str, str]:
+        """Return the addresses to advertise. Raises `CallerError` if one is missing or unsafe."""
+        addresses = self._advertised_addresses
+        http = addresses.get("http")
+        if self._needs_address and http is None:
+            raise CallerError(
+                "other programs and callers must know the address of this program, and it has"
+                f" none; set {ADDRESS_VARIABLE}=http://HOST:PORT, or give Equipoise"
+                " address='http://HOST:PORT'"
+            )
+        if self._mounted_at is None or http is None:
+            return addresses
+        is_safe = (
+            self._config.authentication
+            or self._config.insecure
+            or is_loopback(urlsplit(http).hostname)
+        )
+        if not is_safe:
+            raise CallerError(
+                f"anyone who reaches {http}{self._mounted_at} could drain this broker; set"
+                " `authentication`, or `insecure` if you keep outsiders away"
+            )
+        return {PEER: http.rstrip("/") + self._mounted_at} | addresses
 
     def by_key(
         self,
@@ -324,14 +341,9 @@ class Worker:
 
         Install it with `app.add_middleware(worker.by_key, namespace=..., key=...)`. The program
         runs on the loop of the worker. Raises `InvalidName`, and `CallerError` for a path without
-        `{key}`, or to forward without an `http` address of the program.
+        `{key}`.
         """
-        if forward and "http" not in self._advertised_addresses:
-            problem = (
-                "other workers must know its address; give advertised_addresses={'http':"
-                " 'http://HOST:PORT'}"
-            )
-            raise CallerError(f"requests cannot be forwarded to this program: {problem}")
+        self._forwards = self._forwards or forward
         return ByKey(
             app,
             self,
@@ -358,14 +370,15 @@ class Worker:
         """Start, and wait until the broker is a member, for 60 s at most. Raises the error that
         prevents this.
 
-        * `CallerError`: the log URL or a service cannot be used.
+        * `CallerError`: the log URL, the address or a service cannot be used.
         * `OperatorError`: the log, the data directory or the port cannot be used.
         * `PeerError`: the log is away for longer than `log_wait_ms` (`LogUnavailable`), or the time
           is over (`DeadlineExceeded`).
         """
         async with AsyncExitStack() as parts:
             config = self._config
-            parts.callback(_claimed(config.log_url, self._advertised_addresses).close)
+            addresses = self._addresses()
+            parts.callback(_claimed(config.log_url, addresses).close)
             if self._data_dir is None:
                 folder = parts.enter_context(
                     TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
@@ -379,7 +392,7 @@ class Worker:
                 self._services,
                 listens=self._listens,
                 socket_path=socket_path,
-                advertised_addresses=self._advertised_addresses,
+                advertised_addresses=addresses,
                 joins_later=self._joins_later,
             )
             self._host = await parts.enter_async_context(self._broker)

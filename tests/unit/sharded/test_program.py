@@ -17,7 +17,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import FastAPIError
 
-from equipoise import Equipoise, Keyed, Shard, Tasks
+from equipoise import Equipoise, Keyed, Peer, Shard, Tasks
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.embedding.by_key import ending
 from equipoise.brokers.runtime.embedding.installed import BUNDLE_LINES, show_log_lines
@@ -103,11 +103,6 @@ def test_type_checkers_know_all_settings_of_a_broker() -> None:
             lambda: Tasks("acme/crawler", print_shard),  # type: ignore[arg-type]
             CallerError,
             "print_shard cannot be the task of acme/crawler: write it as `async def",
-        ),
-        (
-            lambda: program(pages()).install(FastAPI()),
-            CallerError,
-            "give Equipoise address='http://HOST:PORT'",
         ),
     ],
 )
@@ -232,6 +227,52 @@ async def test_an_installed_program_lives_with_its_worker() -> None:
         for key in ("k" * 10_000, "%FF%FE"):
             assert (await client.post(f"/visits/{key}/1")).status_code == 400
         assert (await client.post("/visits//1")).status_code == 404
+
+
+@pytest.mark.parametrize("forward", [False, True])
+async def test_a_program_takes_its_address_from_the_environment_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch, forward: bool
+) -> None:
+    """So its module can be imported without one. An address that is given counts more."""
+
+    def wrapped(**settings: Any) -> Any:  # noqa: ANN401
+        paths = {"/visits/{key}": NAMESPACE}
+        return program(pages(), **settings).wrap(FastAPI(), keys=paths, forward=forward)
+
+    async def addresses(app: Any) -> Any:  # noqa: ANN401
+        async with running(app) as client:
+            (entry,) = (await client.get("/equipoise/v1/brokers")).json()
+            return entry["addresses"]
+
+    for address, problem in (
+        ("", "has none; set EQUIPOISE_ADDRESS=http://HOST:PORT, or give Equipoise address="),
+        ("host:8000", "EQUIPOISE_ADDRESS='host:8000' is not the address of a program"),
+        ("http://host:8000", "anyone who reaches http://host:8000/equipoise could drain"),
+    ):
+        monkeypatch.setenv("EQUIPOISE_ADDRESS", address)
+        with pytest.raises(CallerError, match=problem):
+            await addresses(wrapped())
+    monkeypatch.setenv("EQUIPOISE_ADDRESS", "http://127.0.0.1:1")
+    for settings, expected in (({}, "http://127.0.0.1:1"), ({"address": ADDRESS}, ADDRESS)):
+        found = await addresses(wrapped(**settings))
+        assert found == {"http": expected, "peer": f"{expected}/equipoise"}
+
+
+async def test_a_program_that_is_not_installed_listens_on_a_port_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever address the environment names: nobody serves it."""
+    monkeypatch.setenv("EQUIPOISE_ADDRESS", ADDRESS)
+    log = f"memory:{uuid.uuid4()}"
+    async with (
+        Equipoise(log, pages(), cluster="test") as one,
+        Equipoise(log, pages(), cluster="test") as other,
+    ):
+        peer = await other.route(NAMESPACE, "home")
+        assert isinstance(peer, Peer)
+        async with httpx.AsyncClient() as client:
+            ready = (await client.get(f"{peer.http_url}/ready")).json()
+        assert ready["broker"] == one.broker_id
 
 
 async def test_a_wrapped_app_of_any_framework_is_installed() -> None:
