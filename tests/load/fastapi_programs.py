@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,14 +37,18 @@ class Program:
         *,
         address: str | None = None,
         server: Sequence[str] = UVICORN,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`address` is what it advertises, if that is not its own. It runs in `folder`."""
+        """`address` is what it advertises, if that is not its own. It runs in `folder`.
+        `environment` is added to that of this process.
+        """
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.output = folder / f"{self.port}.txt"
         self._environment = {
             **os.environ,
+            **(environment or {}),
             "EQUIPOISE_LOG": log_url,
             "EQUIPOISE_ADDRESS": address or self.address,
             "PYTHONPATH": str(ROOT),
