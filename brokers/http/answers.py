@@ -22,6 +22,7 @@ from equipoise.brokers.errors import (
     PolicyLeavesNobody,
     Rejected,
 )
+from equipoise.brokers.load.metering import driven
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
@@ -160,8 +161,9 @@ def error_answer(
     )
 
 
-def typed(route: web.RouteDef) -> web.RouteDef:
-    """Return the same route, with a handler that answers its errors.
+def typed(route: web.RouteDef, *, drives: bool = False) -> web.RouteDef:
+    """Return the same route, with a handler that answers its errors. `drives`: so that the work
+    that it begins is charged.
 
     This is not a middleware, because aiohttp would slow down every request for it, including
     lookups.
@@ -173,7 +175,7 @@ def typed(route: web.RouteDef) -> web.RouteDef:
         try:
             if request.version >= HttpVersion11 and hdrs.EXPECT in request.headers:
                 await _invite_body(request)
-            return await handler(request)
+            return await (driven(handler(request)) if drives else handler(request))
         except web.HTTPRequestEntityTooLarge as error:
             reason = (
                 f"the body of {request.method} {request.path} is larger than"

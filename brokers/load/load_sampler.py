@@ -1,15 +1,18 @@
-"""Load what bundles cost from a broker's services, and check the answers.
+"""Sample what the bundles of a broker use: what was measured, and what its services report.
 
-A service may count from one call of `load` to the next, so all callers share one sample.
+Of calls, CPU time and time in progress the larger figure counts, because a service may count what
+is measured, too. A service may count from one call of `load` to the next, so all callers share one
+sample.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from equipoise.brokers.load.metering import Account
 from equipoise.shedder.loads import BundleLoad, Messaging, Resources
 
 _logger: Final = logging.getLogger(__name__)
@@ -25,7 +28,7 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoads:
-    """The loads that services reported at `at_ms` of boot time, by bundle name."""
+    """The loads of bundles at `at_ms` of boot time, by name. A bundle without one is idle."""
 
     at_ms: int
     loads: Mapping[str, BundleLoad] = field(default_factory=dict)
@@ -38,13 +41,17 @@ class LoadSampler:
         self,
         services: Sequence[Loaded],
         *,
+        accounts: Callable[[], Mapping[str, Account]] = dict,
         broker: str,
         now_ms: Callable[[], int],
         fresh_ms: int,
     ) -> None:
-        """`now_ms` returns boot time, `fresh_ms` is how long all callers may use one sample."""
+        """`accounts` returns those of the open bundles, by name, and `now_ms` boot time. `fresh_ms`
+        is how long all callers may use one sample.
+        """
         self.resources = Resources()  # Of the broker, as last measured; zeros before.
         self._services = services
+        self._accounts = accounts
         self._broker = broker
         self._now_ms = now_ms
         self._fresh_ms = fresh_ms
@@ -87,6 +94,11 @@ class LoadSampler:
                 else:
                     problems[number] = checked
         self._log(problems)
+        for name, account in self._accounts().items():
+            measured = account.take()
+            if measured is not None:
+                reported = loads.get(name)
+                loads[name] = measured if reported is None else _merged(measured, reported)
         return loads
 
     def _log(self, problems: Mapping[int, str]) -> None:
@@ -100,6 +112,20 @@ class LoadSampler:
                     extra={"broker": self._broker, "service": service},
                 )
         self._logged = problems
+
+
+def _merged(measured: BundleLoad, reported: BundleLoad) -> BundleLoad:
+    return replace(
+        reported,
+        calls_per_second=max(measured.calls_per_second, reported.calls_per_second),
+        bytes_per_second=measured.bytes_per_second + reported.bytes_per_second,
+        cpu_seconds_per_second=max(
+            measured.cpu_seconds_per_second, reported.cpu_seconds_per_second
+        ),
+        wall_seconds_per_second=max(
+            measured.wall_seconds_per_second, reported.wall_seconds_per_second
+        ),
+    )
 
 
 def _checked(name: object, load: object) -> BundleLoad | str:

@@ -248,7 +248,7 @@ async def _serving(
         )
         app.add_routes([typed(reading(worker, route)) for route in topics.routes()])
     for service in worker.services:
-        _add_routes(app, service)
+        _add_routes(app, service, measures=worker.config.measure_cpu)
     app.add_routes([unmatched(has_topics=topics is not None)])
     async with served(app, listening, worker):
         yield app
@@ -290,7 +290,7 @@ async def _serving_pulsar(
         yield PulsarAdmin(worker, server, lookups)
 
 
-def _add_routes(app: web.Application, service: Service) -> None:
+def _add_routes(app: web.Application, service: Service, *, measures: bool) -> None:
     """Add the routes of a service. Raises `CallerError` if one is invalid."""
     name = type(service).__name__
     try:
@@ -313,7 +313,7 @@ def _add_routes(app: web.Application, service: Service) -> None:
             )
             raise invalid_service(service=name, problem=problem)
         try:
-            app.add_routes([typed(route)])
+            app.add_routes([typed(route, drives=measures)])
         except Exception as error:  # aiohttp rejects the path or the handler.
             problem = (
                 f"its route {route.method} {route.path} cannot be served: {type(error).__name__}:"

@@ -523,6 +523,13 @@ class WorkerConfig(BaseModel):
             " (`equipoise spark`) read it; brokers do not."
         ),
     )
+    measure_cpu: bool = Field(
+        default=True,
+        description=(
+            "Measure the CPU time that the work on each bundle uses. It takes some microseconds of"
+            " CPU for each call. Without it the load of a bundle is what its calls cost on average."
+        ),
+    )
     balance: bool = Field(
         default=True,
         description="Whether this broker, when it leads, moves bundles to balance the load.",

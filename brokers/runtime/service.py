@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
+from equipoise.brokers.load.metering import Account, Charge
 from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.core.ranges import bundle_contains, key_hash
@@ -203,6 +204,7 @@ class Ownership:
     * `handover_problem`: the reason why `open` got no handover although the former owner closed the
       bundle and left one. Otherwise it is None: the handover came; there was none; the former owner
       died or did not close in time; the log was truncated before this broker read the handover.
+    * `account`: what its work has used. It is part of the load of the bundle.
     """
 
     __slots__ = (
@@ -211,6 +213,7 @@ class Ownership:
         "_handle",
         "_record",
         "_stream",
+        "account",
         "bundle",
         "fetch",
         "handover_problem",
@@ -225,9 +228,11 @@ class Ownership:
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
         stream: Callable[[], AsyncGenerator[bytes, None]] | None = None,
         admitted: Admitted | None = None,
+        account: Account | None = None,
     ) -> None:
         """Only the worker creates one."""
         self._handle = handle
+        self.account = account or Account()
         self._admitted = admitted
         self._clock = clock
         self._record = record
@@ -282,7 +287,7 @@ class Ownership:
         """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the
         bundle does not hold the key.
         """
-        return Work(self._handle, key, self._clock, self._record)
+        return Work(self._handle, key, self._clock, self._record, account=self.account)
 
     def admit(self, key: str) -> Work:
         """Start work on `key` that a move of the bundle waits for. Use it as a context, and raise
@@ -292,7 +297,14 @@ class Ownership:
         finished: the broker calls `close` when it has ended, or after half of `close_ms`. Meanwhile
         no other work on the bundle starts, so keep it short. Raises as `begin` does.
         """
-        return Work(self._handle, key, self._clock, self._record, self._admitted)
+        return Work(
+            self._handle,
+            key,
+            self._clock,
+            self._record,
+            account=self.account,
+            admitted=self._admitted,
+        )
 
 
 class Work:
@@ -300,12 +312,15 @@ class Work:
     context, which calls `finish` at its end.
 
     A context that ends with an exception does not call `finish`. `key` is the key of the work,
-    `token` its fencing token.
+    `token` its fencing token. Its CPU time, until then, is part of the load of the bundle.
     """
 
     __slots__ = (
+        "_account",
         "_admitted",
+        "_began_ns",
         "_by_token",
+        "_charge",
         "_clock",
         "_handle",
         "_point",
@@ -321,9 +336,12 @@ class Work:
         key: str,
         clock: Clock,
         record: Callable[[Evidence], None] | None,
+        *,
+        account: Account,
         admitted: Admitted | None = None,
     ) -> None:
         self._handle = handle
+        self._account = account
         self._admitted = admitted
         self._clock = clock
         self._record = record
@@ -339,6 +357,7 @@ class Work:
         self._by_token = handle.serves_on and not handle.lease.good(now)
         # Read inside the two checks, so that the evidence never claims more time than was checked.
         self._started_ns = clock.boot_ns()
+        self._charge: Charge | None = account.called()
 
     def __repr__(self) -> str:
         return f"<Work on {shortened(self.key)} of {self._handle.bundle}, token {self.token}>"
@@ -354,6 +373,7 @@ class Work:
 
         `message` describes the work in the evidence, if its key does not.
         """
+        self._end_charge()
         handle = self._successor()
         answered_ns = self._clock.boot_ns()
         now = self._clock.now()
@@ -405,6 +425,10 @@ class Work:
             handle = child
         return handle
 
+    def _end_charge(self) -> None:
+        if self._charge is not None:
+            self._charge.end()
+
     def _lost(self, handle: Handle, now: Instant) -> OwnershipLost:
         if not handle.is_open:
             problem = "the bundle has been closed here"
@@ -419,6 +443,9 @@ class Work:
     def __enter__(self) -> Self:
         if self._admitted is not None:
             self._admitted.add(self, self._handle.namespace)
+        if self._charge is None:
+            self._charge = self._account.undriven()
+        self._began_ns = self._account.began()
         return self
 
     def __exit__(
@@ -431,6 +458,8 @@ class Work:
             if kind is None:
                 self.finish()
         finally:
+            self._end_charge()
+            self._account.ended(self._began_ns)
             if self._admitted is not None:
                 self._admitted.remove(self)
 

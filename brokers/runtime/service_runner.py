@@ -39,6 +39,7 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
+from equipoise.brokers.load.metering import Account, driven_for
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Admitted, Bundle, Evidence, Ownership, Peer, Service
 from equipoise.brokers.runtime.state_stream import (
@@ -312,9 +313,10 @@ class ServiceRunner:
         ownership = self._make_ownership(handle, effect.source)
         problem = None
         try:
-            await self._service(handle.namespace).open(
+            opening = self._service(handle.namespace).open(
                 ownership, await self._arrived(effect, ownership)
             )
+            await driven_for(ownership.account, opening)
         except Exception as error:  # noqa: BLE001 - as above
             _log_failure(
                 "service failed to open a bundle",
@@ -554,10 +556,12 @@ class OwnershipsOverHttp:
         step: Callable[[Event], None],
         record: Callable[[], Callable[[Evidence], None] | None],
         admitted: Callable[[], Admitted],
+        measures_cpu: bool,
     ) -> None:
         """Each connection uses `own_token` and `tls` of its time. `received` counts bytes of
         state. `record` returns what takes evidence.
         """
+        self._measures_cpu = measures_cpu
         self._clock = clock
         self._own_token = own_token
         self._tls = tls
@@ -568,23 +572,24 @@ class OwnershipsOverHttp:
 
     def make(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         """Return the ownership of a bundle that comes from `source`."""
-        bundle, record, admitted = handle.bundle, self._record(), self._admitted()
+        bundle = handle.bundle
+        make = partial(
+            Ownership,
+            handle,
+            clock=self._clock,
+            record=self._record(),
+            admitted=self._admitted(),
+            account=Account(measures=self._measures_cpu),
+        )
         if source is None:
-            return Ownership(handle, clock=self._clock, record=record, admitted=admitted)
+            return make()
         goes_on = partial(self._step, OpenContinues(bundle=bundle))
 
         def arrival() -> Arrival:
             progress = Progress(bundle, source.broker, received=self._received, goes_on=goes_on)
             return self._arrival(peer_of(source), bundle, progress=progress)
 
-        return Ownership(
-            handle,
-            clock=self._clock,
-            record=record,
-            fetch=lambda: arrival().whole(),
-            stream=lambda: arrival().stream(),
-            admitted=admitted,
-        )
+        return make(fetch=lambda: arrival().whole(), stream=lambda: arrival().stream())
 
     async def fetch_spilled(self, source: Peer, bundle: str, digest: str) -> bytes | None:
         """Return the handover that `source` keeps under `digest`."""

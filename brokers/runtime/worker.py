@@ -22,6 +22,7 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.load.load_sampler import LoadSampler
+from equipoise.brokers.load.metering import follow_tasks_and_threads
 from equipoise.brokers.runtime.access import Access, profile_of
 from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
 from equipoise.brokers.runtime.callers import Requests, Waiting
@@ -115,6 +116,7 @@ class Worker:
             step=self._step,
             record=lambda: self._recorders.record_work,
             admitted=lambda: self._runner.admitted,
+            measures_cpu=config.measure_cpu,
         )
         self._runner = ServiceRunner(
             services,
@@ -141,6 +143,7 @@ class Worker:
         self.request = self._requests.request
         self.loads = LoadSampler(
             self.services,
+            accounts=lambda: {name: each.account for name, each in self._runner.ownerships.items()},
             broker=self.broker_id,
             now_ms=lambda: self.clock.now().boot_ms,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
@@ -160,6 +163,8 @@ class Worker:
         Raise if it cannot start: a locked directory, unsafe timing, an unusable or another
         cluster's log, an evidence file that cannot be written.
         """
+        if self.config.measure_cpu:
+            follow_tasks_and_threads()
         self._local_state = LocalState(self.config, fail=self._end)
         try:
             log, reader = await self._local_state.open_log(self.replay_progress.restored)

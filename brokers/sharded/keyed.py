@@ -49,6 +49,7 @@ from pydantic_core import PydanticSerializationError
 
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.client.attempts import RequestOutcome
+from equipoise.brokers.load.metering import driven
 from equipoise.brokers.runtime.embedding.by_key import current_work
 from equipoise.brokers.runtime.embedding.installed import Elsewhere, Unserved
 from equipoise.brokers.runtime.service import (
@@ -60,7 +61,6 @@ from equipoise.brokers.runtime.service import (
     Work,
 )
 from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX
-from equipoise.brokers.sharded.metering import Meter, Timed
 from equipoise.brokers.sharded.saving import Kept, Saver, Store
 from equipoise.channel.core.errors import (
     CallerError,
@@ -127,18 +127,6 @@ class _Part(Generic[T]):
         return sum(_size_of(key, kept.encoded) for key, kept in self.kept.items())
 
 
-@dataclass(slots=True)
-class _Turn(Generic[T]):
-    """The object while a call has it, and the CPU time of the call."""
-
-    state: T
-    cpu_s: float = 0.0
-
-    def add(self, cpu_s: float) -> None:
-        """Count CPU time."""
-        self.cpu_s += cpu_s
-
-
 def _check_key(key: str) -> None:
     try:
         # A server puts U+FFFD where the bytes of a path are no UTF-8, so it stands for many keys.
@@ -191,8 +179,7 @@ class Keyed(Service, Generic[T]):
     ends, so what was answered is kept. Without a store, objects live in the memory of the
     processes: they move, and those of a process that dies are lost.
 
-    Its load is the calls, the CPU time of endpoints (`route`) and of blocks that await nothing
-    (`at`), the time that they last, and the bytes of what they load and change.
+    Its load is what its calls use, and the bytes of what they load and change.
     """
 
     def __init__(
@@ -247,7 +234,6 @@ class Keyed(Service, Generic[T]):
         self._lows: list[int] = []
         self._parts: dict[int, _Part[T]] = {}
         self._bytes = 0  # Of all objects, if there is no store.
-        self._meter = Meter()
 
     def __repr__(self) -> str:
         return f"<Keyed {self._shown} of {self.namespace}, {len(self._parts)} open bundles>"
@@ -304,16 +290,8 @@ class Keyed(Service, Generic[T]):
         does not get its turn or the store does not answer; `Overloaded`, `StaleToken`,
         `InvalidName`, and `CallerError` for an object that does not fit its type or is too large.
         """
-        async with self._held(key) as turn:
-            awaited: list[None] = []
-            step = asyncio.get_running_loop().call_soon(awaited.append, None)
-            began_s = time.thread_time()
-            try:
-                yield turn.state
-            finally:
-                step.cancel()
-                if not awaited:  # Otherwise the time is of others, too.
-                    turn.add(time.thread_time() - began_s)
+        async with self._held(key) as state:
+            yield state
 
     def route(
         self, parameter: str
@@ -351,16 +329,19 @@ class Keyed(Service, Generic[T]):
                     f" state: {self._shown})`, with other parameters after these"
                 )
 
+            async def call(key: str, *others: Any, **named: Any) -> Answer:  # noqa: ANN401
+                outcome = RequestOutcome.NOT_STARTED
+                try:
+                    async with self._held(key) as state:
+                        outcome = RequestOutcome.UNKNOWN
+                        return await endpoint(key, state, *others, **named)
+                except EquipoiseError as error:
+                    raise Unserved(error, outcome) from error
+
             @functools.wraps(endpoint)
             async def answer(*given: Any, **named: Any) -> Answer:  # noqa: ANN401
                 key, *others = given or (named.pop(parameter),)
-                outcome = RequestOutcome.NOT_STARTED
-                try:
-                    async with self._held(key) as turn:
-                        outcome = RequestOutcome.UNKNOWN
-                        return await Timed(endpoint(key, turn.state, *others, **named), turn.add)
-                except EquipoiseError as error:
-                    raise Unserved(error, outcome) from error
+                return await driven(call(key, *others, **named))
 
             # The framework gives what is in the signature.
             shown = signature.replace(parameters=[taken[0], *taken[2:]])
@@ -371,7 +352,7 @@ class Keyed(Service, Generic[T]):
         return routed
 
     @asynccontextmanager
-    async def _held(self, key: str) -> AsyncGenerator[_Turn[T]]:
+    async def _held(self, key: str) -> AsyncGenerator[T]:
         """Give a call its turn of a key, and keep what it has changed."""
         _check_key(key)
         if not hasattr(self, "host"):
@@ -388,17 +369,14 @@ class Keyed(Service, Generic[T]):
             kept.used_s = time.monotonic()
             part.kept.move_to_end(key)
             self._drop_idle(part, _IDLE_BY_CALL)
-            bundle = part.bundle.name
-            self._meter.count(bundle, calls=1)
             try:
                 turn = kept.turn.acquire()
                 if kept.waiting > 1:
                     turn = deadline.wait(turn, what=f"the turn of a call of {key}")
                 await turn
                 try:
-                    with self._meter.running(bundle):
-                        async with self._changed(key, kept, work, deadline) as held:
-                            yield held
+                    async with self._changed(key, kept, work, deadline) as state:
+                        yield state
                 finally:
                     kept.turn.release()
             finally:
@@ -454,31 +432,26 @@ class Keyed(Service, Generic[T]):
     @asynccontextmanager
     async def _changed(
         self, key: str, kept: Kept[T], work: Work, deadline: Deadline
-    ) -> AsyncGenerator[_Turn[T]]:
+    ) -> AsyncGenerator[T]:
         """Yield the object, and keep what the call has changed."""
-        bundle = self._part_of(key, work).bundle.name
+        account = self._part_of(key, work).ownership.account
         if self._saver is not None:
             await self._saver.await_last_save(key, kept, deadline)
         encoded = kept.encoded
         if encoded is None and self._saver is not None:
             encoded = await self._saver.load(key, deadline)
-            self._meter.count(bundle, size=len(encoded or b""))
-        # What awaits nothing has nearly all of the time that passes. The thread's own clock, which
-        # leaves out other threads, takes microseconds to read.
-        began_s = time.perf_counter()
-        state = kept.state
-        if state is None:
-            state = self._new(key) if encoded is None else self._decoded(key, encoded)
-        # Of a key without a state, only what a call has changed is kept.
-        before = self._encoded(key, state) if encoded is None else encoded
+            account.bytes += len(encoded or b"")
+        with account.block():
+            state = kept.state
+            if state is None:
+                state = self._new(key) if encoded is None else self._decoded(key, encoded)
+            # Of a key without a state, only what a call has changed is kept.
+            before = self._encoded(key, state) if encoded is None else encoded
         kept.state = None  # A failed call leaves nothing of what it has changed.
-        turn = _Turn(state, time.perf_counter() - began_s)
-        try:
-            yield turn
-        finally:
-            self._meter.count(bundle, cpu_s=turn.cpu_s)
-        began_s = time.perf_counter()
-        after = self._encoded(key, state)
+        with account.block():
+            yield state
+        with account.block():
+            after = self._encoded(key, state)
         # A part that has moved, or an object that was dropped meanwhile, takes no change any more.
         part = self._part_of(key, work)
         if part.kept.get(key) is not kept:
@@ -488,8 +461,7 @@ class Keyed(Service, Generic[T]):
         is_changed = after != before
         if is_changed:
             self._check_change(key, kept, before, after)
-            self._meter.count(bundle, size=len(after))
-        self._meter.count(bundle, cpu_s=time.perf_counter() - began_s)
+            account.bytes += len(after)
         if is_changed and self._saver is not None:
             await self._saver.save(key, kept, after, token=work.token)
         if after != kept.encoded and (is_changed or encoded is not None):
@@ -618,13 +590,11 @@ class Keyed(Service, Generic[T]):
         self._add(_Part(union, one.kept | other.kept))
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """Return the load of each bundle since the last question, and drop some of the objects that
-        nobody has used for `idle_ms`.
-        """
+        """Drop some of the objects that nobody has used for `idle_ms`. The load is measured."""
         left = _IDLE_BY_LOAD
         for part in self._parts.values():
             left -= self._drop_idle(part, left)
-        return self._meter.loads([part.bundle.name for part in self._parts.values()])
+        return {}
 
     def _drop_idle(self, part: _Part[T], at_most: int) -> int:
         """Drop the objects that were idle for longest, unless they must stay. Return how many were

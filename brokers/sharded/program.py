@@ -89,6 +89,7 @@ class Settings(TypedDict, total=False):
     admin_ms: int
     evidence: Path | str | None
     observations: bool
+    measure_cpu: bool
     balance: bool
     balance_interval_ms: int
     balancing: Mapping[str, object]
@@ -272,7 +273,14 @@ class Equipoise(Worker):
 
     def _around(self, app: AsgiApp, *, http: AsgiApp, program: object = None) -> Installed:
         running = partial(self._living, program)
-        return Installed(app, http=http, prefix=PREFIX, running=running, drains=self._drains)
+        return Installed(
+            app,
+            http=http,
+            prefix=PREFIX,
+            running=running,
+            drains=self._drains,
+            measures=self._config.measure_cpu,
+        )
 
     def host_at(self, host: Callable[[Mapping[str, Service]], ServiceHost]) -> Mapping[str, int]:
         """For `equipoise.pytest` only: have the virtual broker of a test host the services, which

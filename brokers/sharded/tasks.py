@@ -6,7 +6,7 @@ Theory of operation:
   the bundle is closed.
 * A task that raises is started again, after a pause that doubles. One that returns has done its
   work, until the shard moves.
-* The CPU time of the task and its time are its load.
+* The CPU time of the task, of the tasks that it starts, and its time are its load.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
+from equipoise.brokers.load.metering import driven_for
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, Work
 from equipoise.brokers.sharded.keyed import SHARDS
-from equipoise.brokers.sharded.metering import Meter, Timed
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.system.clocks import Deadline
-from equipoise.shedder.loads import BundleLoad
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -88,7 +87,6 @@ class Tasks(Service):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # By bundle: the cancelled tasks that its own waits for.
         self._before: dict[str, set[asyncio.Task[None]]] = {}
-        self._meter = Meter()
 
     def __repr__(self) -> str:
         return f"<Tasks of {self.namespace}, {len(self._tasks)} open bundles>"
@@ -117,10 +115,6 @@ class Tasks(Service):
         """End both tasks, and then start the one of the union."""
         self._replace([left, right], [union])
 
-    def load(self) -> Mapping[str, BundleLoad]:
-        """Return the CPU time of each task since the last question, and the time that it ran."""
-        return self._meter.loads(self._tasks)
-
     def _start(self, ownership: Ownership, after: set[asyncio.Task[None]] | None = None) -> None:
         shard = Shard(ownership)
         self._before[shard.bundle.name] = after = after or set()
@@ -143,13 +137,12 @@ class Tasks(Service):
         if after:
             await asyncio.wait(after)
         pause_s, name = _PAUSE_S / 2, shard.bundle.name
+        account = shard.ownership.account
         while True:
             began_s = time.monotonic()
             try:
-                with self._meter.running(name):
-                    await Timed(
-                        self._work(shard), lambda cpu_s: self._meter.count(name, cpu_s=cpu_s)
-                    )
+                with account.running():
+                    await driven_for(account, self._work(shard))
             except Exception:
                 if (own := asyncio.current_task()) is None or own.cancelling():
                     raise  # What it raises at its end does not start it again.

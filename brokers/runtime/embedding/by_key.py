@@ -29,6 +29,7 @@ from equipoise.brokers.client.attempts import (
     pause_ms,
 )
 from equipoise.brokers.errors import BrokerUnreachable, UnknownNamespace
+from equipoise.brokers.load.metering import driven
 from equipoise.brokers.runtime.embedding.forwarding import (
     Body,
     Message,
@@ -120,12 +121,13 @@ class ByKey:
         tls: Callable[[], ClientTls] = client_context_of_environment,
         mounted_at: Callable[[], str | None] = lambda: None,
         drains: Callable[[], bool] = lambda: False,
+        measures: bool = True,
     ) -> None:
         """`tls` returns the context for forwarded requests, and `mounted_at` the prefix of the
         broker's own paths, if the program has them.
 
         While the worker `drains`, each answer ends its connection. A client that kept it could send
-        a request as the program closes it.
+        a request as the program closes it. `measures`: see the setting `measure_cpu`.
 
         Raise `InvalidName`, and `CallerError` for a path without `{key}`.
         """
@@ -138,6 +140,7 @@ class ByKey:
         self._tls = tls
         self._mounted_at = mounted_at
         self._drains = drains
+        self._measures = measures
         self._session: aiohttp.ClientSession | None = None
         self._unanswered = Counter[str]()
 
@@ -155,7 +158,7 @@ class ByKey:
             else None
         )
         if key is not None:
-            await self._answer(key, scope, receive, send)
+            await driven(self._answer(key, scope, receive, send), measures=self._measures)
             return
         try:
             await self._app(scope, receive, send)
@@ -185,6 +188,7 @@ class ByKey:
                 if served is None:
                     return
                 if isinstance(served, Ownership):
+                    served.account.pay()  # Also what follows the work, which ends with an answer.
                     work = _begun(served, key)
                     if work is not None:
                         has_begun = True

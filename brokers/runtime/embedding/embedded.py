@@ -354,6 +354,7 @@ class Worker:
             tls=lambda: self._started.access.certificates.nobody,
             mounted_at=lambda: self._mounted_at,
             drains=self._drains,
+            measures=self._config.measure_cpu,
         )
 
     def in_thread(self) -> WorkerInThread:

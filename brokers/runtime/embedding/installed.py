@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Final
 
 from equipoise.brokers.client.attempts import RequestOutcome
+from equipoise.brokers.load.metering import driven
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ending, redirect, refuse_call
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.runtime.service import Peer
@@ -61,15 +62,17 @@ class Installed:
         prefix: str,
         running: Callable[[], AbstractAsyncContextManager[None]],
         drains: Callable[[], bool],
+        measures: bool = True,
     ) -> None:
         """`http` serves the paths below `prefix`. `running` is the life of the worker. While it
-        `drains`, each answer ends its connection.
+        `drains`, each answer ends its connection. `measures`: see the setting `measure_cpu`.
         """
         self._app = app
         self._http = http
         self._prefix = prefix
         self.running = running
         self._drains = drains
+        self._measures = measures
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, or live with the program."""
@@ -81,9 +84,9 @@ class Installed:
         if f"{path.removeprefix(above)}/".startswith(f"{self._prefix}/"):
             await self._http({**scope, "root_path": above + self._prefix}, receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            await driven(self._answer(scope, receive, send), measures=self._measures)
         else:
-            await self._app(scope, receive, send)
+            await driven(self._app(scope, receive, send), measures=self._measures)
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         """Let the program answer. Answer in its place if it has not begun to answer a call that is

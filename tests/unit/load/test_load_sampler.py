@@ -11,6 +11,7 @@ from fractions import Fraction
 import pytest
 
 from equipoise.brokers.load.load_sampler import LoadSampler
+from equipoise.brokers.load.metering import Account
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.system.clocks import Deadline
@@ -128,3 +129,28 @@ def test_loads_in_plain_numbers_are_not_copied() -> None:
     said = {"b": BundleLoad(calls_per_second=1.5, sessions=3), "c": BundleLoad(messaging=messaging)}
     loads = sampler(VirtualClock(), [Loaded(lambda: said)]).latest().loads
     assert [True, True] == [loads[name] is said[name] for name in ("b", "c")]
+
+
+def test_what_is_measured_is_part_of_the_load() -> None:
+    """A service needs no `load`. What one reports counts where it is more; its bytes count too."""
+    clock, accounts = VirtualClock(), {name: Account() for name in ("plain", "counted", "idle")}
+    reported = BundleLoad(calls_per_second=1e9, bytes_per_second=5.0, sessions=3)
+    loads = LoadSampler(
+        [Loaded(lambda: {"counted": reported})],
+        accounts=lambda: accounts,
+        broker="broker",
+        now_ms=lambda: clock.now().boot_ms,
+        fresh_ms=FRESH_MS,
+    )
+    for name in ("plain", "counted"):
+        accounts[name].called()
+        accounts[name].cpu_ns += 10**9
+    found = loads.latest().loads
+    assert {"plain", "counted"} == found.keys()
+    assert found["plain"].calls_per_second > 0
+    assert all(found[name].cpu_seconds_per_second > 0 for name in found)
+    assert (1e9, 5.0, 3) == (
+        found["counted"].calls_per_second,
+        found["counted"].bytes_per_second,
+        found["counted"].sessions,
+    )

@@ -1,0 +1,434 @@
+"""Measure what the bundles of a broker use: calls, the time that they last, CPU time and bytes.
+
+Theory of operation:
+
+* Each ownership has an `Account`. What runs in a context of `Account.charge` is charged to it.
+* A coroutine runs in steps, and between two of them its thread runs others. `driven` runs it step
+  by step, and reads the CPU time of the thread before and after each.
+* What a thread runs at a moment is a frame: a step of a driven coroutine, or a function in a thread
+  without an event loop. In a frame only the innermost charge pays. So nothing is charged twice, and
+  the accounts add up to the CPU time of the steps.
+* A task that starts in a charge is charged to the same account until that charge ends. What lives
+  on may serve everybody, such as a pool of connections that the first request has opened. A
+  function that is given to a pool of threads is charged to its end.
+* A coroutine that nobody drives is charged for a context in which it awaits nothing.
+
+The CPU time of a thread neither falls nor grows faster than time passes. A clock that jumps, as
+after the move of a virtual machine, is believed only as far as that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from time import monotonic_ns, thread_time_ns
+from types import CoroutineType, TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+
+from equipoise.shedder.loads import BundleLoad
+
+Result = TypeVar("Result")
+P = ParamSpec("P")
+
+# The attribute of a function that stands before the one of a library.
+_FOLLOWED: Final = "equipoise_followed"
+
+_CORES: Final = os.cpu_count() or 1
+_NOTHING: Final = nullcontext()
+
+
+class Account:
+    """What one ownership has used since the last question. Any thread may add to the public
+    figures: CPU time and bytes.
+    """
+
+    # Each figure changes in a statement that calls nothing between reading and writing, so no other
+    # thread runs there.
+    __slots__ = (
+        "_asked",
+        "_began_ns",
+        "_calls",
+        "_lasted_ns",
+        "_running",
+        "bytes",
+        "cpu_ns",
+        "measures",
+    )
+
+    def __init__(self, *, measures: bool = True) -> None:
+        """`measures`: whether CPU time is measured."""
+        self.measures = measures
+        self.cpu_ns = self.bytes = self._calls = 0
+        # The calls that go on, the sum of the times when they began, and how long all others
+        # lasted.
+        self._running = self._began_ns = self._lasted_ns = 0
+        self._asked = monotonic_ns(), 0  # When, and how long calls had lasted then.
+
+    def charge(self) -> Charge:
+        """Return a context whose CPU time is charged to this account."""
+        if self.measures and _thread.frame is None and _is_on_a_loop():
+            return _Undriven(self)
+        return Charge(self)
+
+    def block(self) -> AbstractContextManager[object]:
+        """Return the same for a part of a charge, which counts alone if nobody drives it."""
+        return _NOTHING if _thread.frame is not None else self.charge()
+
+    def called(self) -> Charge | None:
+        """Count a call, and let it pay."""
+        self._calls += 1
+        return self.pay()
+
+    def pay(self) -> Charge | None:
+        """Begin a charge that ends with the frame, if not before. Return it; None if there is no
+        frame, or if this account pays already.
+        """
+        frame = _thread.frame
+        if frame is None or not self.measures:
+            return None
+        outer = frame.charge
+        return None if outer is not None and outer.account is self else Charge(self).__enter__()
+
+    def undriven(self) -> Charge | None:
+        """Return a charge that has begun, unless a frame is charged."""
+        return self.charge().__enter__() if _thread.frame is None else None
+
+    def began(self) -> int:
+        """Note that something goes on, from now until `ended` is given the result."""
+        now_ns = monotonic_ns()
+        self._began_ns += now_ns
+        self._running += 1
+        return now_ns
+
+    def ended(self, began_ns: int) -> None:
+        """Note the end of what began then."""
+        lasted_ns = monotonic_ns() - began_ns
+        self._running -= 1
+        self._began_ns -= began_ns
+        self._lasted_ns += lasted_ns
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the context. What runs side by side adds up."""
+        began_ns = self.began()
+        try:
+            yield
+        finally:
+            self.ended(began_ns)
+
+    def take(self) -> BundleLoad | None:
+        """Return what was used since the last question, per second; None if that is nothing."""
+        (asked_ns, lasted_before_ns), now_ns = self._asked, monotonic_ns()
+        lasted_ns = self._lasted_ns + self._running * now_ns - self._began_ns
+        self._asked = now_ns, lasted_ns
+        calls, size = self._calls, self.bytes
+        elapsed_ns = max(now_ns - asked_ns, 1)
+        # A function that has run in a thread for a minute is charged when it ends.
+        cpu_ns = min(self.cpu_ns, elapsed_ns * _CORES)
+        if not (calls or size or cpu_ns or lasted_ns > lasted_before_ns):
+            return None
+        self._calls -= calls
+        self.bytes -= size
+        self.cpu_ns -= cpu_ns
+        elapsed_s = elapsed_ns / 1e9
+        return BundleLoad(
+            calls_per_second=calls / elapsed_s,
+            bytes_per_second=size / elapsed_s,
+            cpu_seconds_per_second=cpu_ns / elapsed_ns,
+            wall_seconds_per_second=max(lasted_ns - lasted_before_ns, 0) / elapsed_ns,
+        )
+
+
+class _Frame:
+    """What a thread runs from `resume` to `pause`."""
+
+    __slots__ = ("_cpu_ns", "_now_ns", "_outer", "charge")
+
+    def __init__(self, charge: Charge | None = None) -> None:
+        """`charge` pays, if there is none within it."""
+        self.charge = charge
+        self._outer: _Frame | None = None
+        self._cpu_ns = self._now_ns = 0
+
+    def resume(self) -> None:
+        outer = self._outer = _thread.frame
+        if outer is not None:
+            outer.settle()
+        charge = self.charge
+        if charge is not None:
+            if charge.is_over:
+                self.charge = charge.left()
+            self.look()
+        _thread.frame = self
+
+    def pause(self) -> None:
+        self.settle()
+        outer = _thread.frame = self._outer
+        if outer is not None:
+            outer.look()
+
+    def end(self) -> None:
+        """End the charges that have begun in it."""
+        charge = self.charge
+        while charge is not None and charge.frame is self:
+            charge.is_over = True
+            charge = charge.outer
+
+    def look(self) -> None:
+        """Read the clocks."""
+        self._cpu_ns, self._now_ns = thread_time_ns(), monotonic_ns()
+
+    def settle(self) -> None:
+        """Charge what was used since the clocks were read."""
+        charge = self.charge
+        if charge is not None:
+            cpu_ns, now_ns = thread_time_ns(), monotonic_ns()
+            used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._now_ns
+            used_ns = min(used_ns, passed_ns)
+            if used_ns > 0:
+                charge.account.cpu_ns += used_ns
+            self._cpu_ns, self._now_ns = cpu_ns, now_ns
+
+
+class _Thread(threading.local):
+    """The frame that a thread runs, and the CPU time that was charged in it without one."""
+
+    frame: _Frame | None = None
+    undriven_ns: int = 0
+
+
+_thread: Final = _Thread()
+
+
+class Charge:
+    """A context whose CPU time is charged to `account`. It may end in another frame."""
+
+    __slots__ = ("_is_alone", "account", "frame", "is_over", "outer")
+
+    frame: _Frame | None
+    """The one in which it has begun."""
+    outer: Charge | None
+    """The one around it."""
+
+    def __init__(self, account: Account) -> None:
+        """Enter it as a context."""
+        self.account = account
+        self.frame = self.outer = None
+        self._is_alone = False
+        self.is_over = not account.measures
+
+    def __enter__(self) -> Self:
+        if self.is_over:
+            return self
+        frame = _thread.frame
+        if frame is None:
+            frame, self._is_alone = _Frame(), True
+            frame.resume()
+        outer, self.frame = frame.charge, frame
+        if outer is None:
+            frame.look()
+        elif outer.account is not self.account:
+            frame.settle()
+        self.outer, frame.charge = outer, self
+        return self
+
+    def end(self) -> None:
+        """End it. You may repeat it."""
+        if self.is_over:
+            return
+        self.is_over = True
+        frame = self.frame
+        if frame is None or frame is not _thread.frame:
+            return
+        if self._is_alone:
+            frame.pause()
+            return
+        charge = frame.charge
+        left = None if charge is None else charge.left()
+        if charge is not None and (left is None or left.account is not charge.account):
+            frame.settle()
+        frame.charge = left
+
+    def left(self) -> Charge | None:
+        """Return the innermost charge that has not ended, of this and those around it."""
+        charge: Charge | None = self
+        while charge is not None and charge.is_over:
+            charge = charge.outer
+        return charge
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class _Undriven(Charge):
+    """A context of a coroutine that nobody drives. It is charged if it awaits nothing."""
+
+    __slots__ = ("_awaited", "_cpu_ns", "_now_ns", "_turn", "_within_ns")
+
+    def __enter__(self) -> Self:
+        self._awaited = list[None]()
+        self._turn = asyncio.get_running_loop().call_soon(self._awaited.append, None)
+        self._within_ns = _thread.undriven_ns
+        self._cpu_ns, self._now_ns = thread_time_ns(), monotonic_ns()
+        return self
+
+    def end(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._turn.cancel()
+        if self._awaited:  # The time is of others, too.
+            return
+        used_ns = min(thread_time_ns() - self._cpu_ns, monotonic_ns() - self._now_ns)
+        used_ns -= _thread.undriven_ns - self._within_ns  # Of contexts within this one.
+        if used_ns > 0:
+            self.account.cpu_ns += used_ns
+            _thread.undriven_ns += used_ns
+
+
+class _Driven(_Frame, Coroutine[Any, Any, Result]):
+    """A coroutine that runs in a frame."""
+
+    __slots__ = ("_send", "_steps", "_work")
+
+    def __init__(self, work: Awaitable[Result], charge: Charge | None = None) -> None:
+        """`charge` is around it."""
+        self.charge = charge
+        self._work = work
+        self._steps = work if isinstance(work, CoroutineType) else work.__await__()
+        self._send = self._steps.send
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what libraries ask of a coroutine
+        return getattr(self._work, name)
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return cast("Generator[Any, Any, Result]", self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - what the event loop waits for
+        thread = _thread
+        if self.charge is None and thread.frame is None:  # The same as `resume`, for speed.
+            self._outer, thread.frame = None, self
+        else:
+            self.resume()
+        try:
+            return self._send(None)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self.pause()
+
+    def send(self, value: Any) -> Any:  # noqa: ANN401 - as above
+        """Run a step."""
+        return self._step(self._send, value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as above
+        """Run a step that begins with an error."""
+        return self._step(self._steps.throw, *error)
+
+    def close(self) -> None:
+        """End it where it waits."""
+        self._step(self._steps.close)
+        self.end()
+
+    def _step(self, step: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 - as above
+        self.resume()
+        try:
+            return step(*given)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self.pause()
+
+
+def driven(work: Awaitable[Result], *, measures: bool = True) -> Awaitable[Result]:
+    """Return `work` so that it runs in a frame, if that `measures` anything."""
+    return _Driven(work) if measures and _thread.frame is None else work
+
+
+def driven_for(account: Account, work: Awaitable[Result]) -> Awaitable[Result]:
+    """Return `work` so that it is charged to `account`, with the tasks that it starts, also after
+    its end.
+    """
+    frame = _thread.frame
+    is_charged = frame is not None and frame.charge is not None and frame.charge.account is account
+    return work if is_charged or not account.measures else _Driven(work, Charge(account))
+
+
+def follow_tasks_and_threads() -> None:
+    """Have the tasks that start in a charge on the running loop, and the functions that are given
+    to pools of threads in one, charged as it is. A program with a task factory keeps it.
+    """
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(_task)
+    _follow(ThreadPoolExecutor, "submit", place=1)
+    # Starlette and FastAPI run plain functions in the threads of anyio, which are no such pool.
+    if "anyio.to_thread" in sys.modules:
+        _follow(sys.modules["anyio.to_thread"], "run_sync", place=0)
+
+
+def _follow(holder: object, name: str, *, place: int) -> None:
+    """Have `holder.name` take functions, its argument at `place`, so that they are charged."""
+    give: Callable[..., Any] = getattr(holder, name)
+    if hasattr(give, _FOLLOWED):
+        return
+
+    @wraps(give)
+    def followed(*given: object, **named: object) -> object:
+        if len(given) > place and _thread.frame is not None:
+            function = cast("Callable[..., object]", given[place])
+            given = *given[:place], _in_charge(function), *given[place + 1 :]
+        return give(*given, **named)
+
+    vars(followed)[_FOLLOWED] = True
+    setattr(holder, name, followed)
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Result] | Generator[Any, None, Result],
+    **options: Any,  # noqa: ANN401 - those of `asyncio.Task`
+) -> asyncio.Task[Result]:
+    frame = _thread.frame
+    if frame is not None and frame.charge is not None and isinstance(work, CoroutineType):
+        work = _Driven(work, frame.charge)
+    return asyncio.Task(work, loop=loop, **options)
+
+
+def _in_charge(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return a function to run in a thread, which is charged as this step is."""
+    frame = _thread.frame
+    if frame is None or frame.charge is None:
+        return function
+    account = frame.charge.account
+
+    @wraps(function)
+    def charged(*given: P.args, **named: P.kwargs) -> Result:
+        with account.charge():
+            return function(*given, **named)
+
+    return charged
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
