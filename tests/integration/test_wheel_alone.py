@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.docs.code_blocks import blocks
+from tests.docs.reader import reader
+from tests.house.house_rules import ROOT
+from tests.pulsar.programs import is_required
+
+UV = (sys.executable, "-m", "uv")
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +33,6 @@ def done(*command: str, folder: Path) -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` folder of an environment with nothing but the wheel."""
     folder = tmp_path_factory.mktemp("alone")
-    uv = (sys.executable, "-m", "uv")
     done(
         sys.executable,
         "-m",
@@ -40,10 +45,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder=ROOT,
     )
     (wheel,) = folder.glob("*.whl")
-    done(*uv, "venv", "--quiet", "--python", sys.executable, "env", folder=folder)
+    done(*UV, "venv", "--quiet", "--python", sys.executable, "env", folder=folder)
     python = str(folder / "env/bin/python")
     done(
-        *uv,
+        *UV,
         "pip",
         "install",
         "--quiet",
@@ -55,6 +60,43 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder=folder,
     )
     return folder / "env/bin"
+
+
+@pytest.fixture(scope="module")
+def with_fastapi(installed: Path) -> Path:
+    """Return the same with what the pages about web programs name."""
+    words = ("pip", "install", "--quiet", "--python", str(installed / "python"))
+    done(*UV, *words, "fastapi", "httpx", "pytest>=8", "uvicorn", folder=installed)
+    return installed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-service.md"])
+def test_a_first_service_runs(with_fastapi: Path, tmp_path: Path, page: str) -> None:
+    """A reader who types what the page says gets what it says. The counts of the tutorial outlive
+    the process that had them, and its test passes.
+    """
+    if shutil.which("curl") is None:
+        (pytest.fail if is_required() else pytest.skip)("curl is not installed")
+    expected = list[str]()
+    with reader(tmp_path, with_fastapi) as following:
+        for block in blocks(ROOT / page):
+            if page == "README.md" and "uvicorn" not in block.text:
+                continue
+            if '"visits":3' in block.text:
+                following.interrupt_first()
+            following.follow(block)
+            expected += [line for line in block.text.splitlines() if line.startswith('{"')]
+        assert expected == [answer for answer in following.answers if answer.startswith("{")]
+    assert expected
+
+
+def test_the_examples_pass_their_tests(with_fastapi: Path, tmp_path: Path) -> None:
+    """As a user has them, who copies them."""
+    for path in (ROOT / "tests/examples").glob("test_*.py"):
+        shutil.copy(path, tmp_path)
+    words = ("-m", "pytest", "-q", "-p", "equipoise.pytest")
+    report = done(str(with_fastapi / "python"), *words, folder=tmp_path)
+    assert " passed" in report
 
 
 @pytest.mark.parametrize("module", ["aiokafka", "confluent_kafka", "faust", "google.protobuf"])
