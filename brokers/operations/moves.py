@@ -26,6 +26,7 @@ from equipoise.brokers.agent.requests import (
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.placement import in_turns, places_elsewhere
+from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.balancing.splitting.split_points import (
     RANGE_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
@@ -90,21 +91,18 @@ async def transfer(
     if not force:
         check_destination(port.view, entry, destination)
     intent = Transfer(bundle=bundle, destination=destination, reason=reason)
-    return await _moved(port, entry, intent, wait=wait)
+    return await _moved(port, intent, wait=wait)
 
 
 async def unload(port: Port, bundle: str, *, wait: bool = True) -> Answer:
     """Move `bundle` away from its owner, to another broker if one is allowed, and wait until an
     owner keeps it.
     """
-    entry = bundle_named(port.view, bundle)
-    intent = MoveAway(bundle=bundle, reason=BY_OPERATOR)
-    return await _moved(port, entry, intent, wait=wait)
+    return await _moved(port, MoveAway(bundle=bundle, reason=BY_OPERATOR), wait=wait)
 
 
-async def _moved(
-    port: Port, bundle: BundleEntry, intent: Transfer | MoveAway, *, wait: bool
-) -> Answer:
+async def _moved(port: Port, intent: Transfer | MoveAway, *, wait: bool) -> Answer:
+    bundle = await _placed(port, intent.bundle, wait=wait)
     with followed(port, [bundle]) as outcomes:
         accepted = await port.propose(intent)
         begun, source = begun_by(accepted), outcomes.begun(accepted, port.view)
@@ -171,6 +169,7 @@ async def split(
     cuts = None if positions is None else tuple(sorted(positions))
     algorithm = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
     check_split(entry, algorithm, cuts)
+    await _placed(port, bundle, wait=wait)
     intent = SplitBundle(bundle=bundle, algorithm=algorithm, positions=cuts, reason=reason)
     if not wait:
         accepted = await port.propose(intent)
@@ -188,9 +187,12 @@ async def split(
     )
 
 
-async def merge(port: Port, left: str, *, reason: str = BY_OPERATOR) -> Answer:
+async def merge(port: Port, left: str, *, wait: bool = True, reason: str = BY_OPERATOR) -> Answer:
     """Merge `left` with its right neighbour, which must have the same owner."""
-    entry = bundle_named(port.view, left)
+    entry = await _placed(port, left, wait=wait)
+    right = port.view.right_neighbour(entry)
+    if right is not None:
+        await _placed(port, right.name, wait=wait)
     accepted = await port.propose(MergeBundles(left=left, reason=reason))
     whole = port.view.bundle_at(entry.namespace, entry.low)
     union = left if whole is None else whole.name
@@ -225,6 +227,30 @@ async def move(port: Port, intent: Intent, what: str) -> tuple[int, tuple[Bundle
     with followed(port, [] if entry is None else [entry]) as outcomes:
         begun = begun_by(await port.propose(intent))
         return begun.offset, await port.until(partial(outcomes.made, begun), what)
+
+
+async def _placed(port: Port, name: str, *, wait: bool) -> BundleEntry:
+    """Return a bundle. With `wait`, wait first for the owner of one that is being placed, such as a
+    new one, for at most `PLACED_MS`.
+    """
+    if wait and _is_being_placed(name, port.view):
+        deadline = Deadline.after(timeout_ms=PLACED_MS)
+        await _until(
+            port, lambda view: not _is_being_placed(name, view), f"an owner of {name}", deadline
+        )
+    return bundle_named(port.view, name)
+
+
+def _is_being_placed(name: str, view: View) -> bool:
+    """Return whether the leader gives a bundle an owner now, as far as the view shows."""
+    bundle = view.bundles.get(name)
+    if bundle is None or bundle.phase != "free":
+        return bundle is not None and bundle.phase == "assigning"
+    return (
+        view.namespaces[bundle.namespace].status == "created"
+        and bool(view.takers(bundle.namespace))
+        and why_quarantined(view, name) is None
+    )
 
 
 async def _settled(port: Port, outcomes: Outcomes) -> View:

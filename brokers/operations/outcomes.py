@@ -28,10 +28,11 @@ from equipoise.channel.inspect.story import Names, describe, standing, why_unser
 from equipoise.channel.system.clocks import Deadline
 
 PLACED_MS: Final = 5_000
-"""How long an unload waits for a released bundle's next owner.
+"""How long an operation waits for the owner of a bundle that is being placed: a new bundle before
+it moves, splits or merges, and a released one after it.
 
 A service that refuses is asked again after 0.75 s, 1.5 s, and so on. If a bundle has no owner by
-then, the unload reports the reason.
+then, the operation reports the reason.
 """
 
 SETTLED_MS: Final = 500

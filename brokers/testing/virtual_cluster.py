@@ -312,7 +312,7 @@ class Cluster(Generic[S]):
         `Rejected`.
         """
         self._bundle(left)
-        self._operate(lambda port: moves.merge(port, left, reason="merged by the test"))
+        self._operate(lambda port: moves.merge(port, left, wait=False, reason="merged by the test"))
 
     # --- time and calls ---
 

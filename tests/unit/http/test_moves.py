@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,8 @@ from tests.unit.http.cluster import (
 
 WITHOUT_END_MS = 3_600_000
 """Nobody who waits so long for an owner that keeps its bundle gets an answer."""
+
+NAMESPACES = "/admin/v2/namespaces"
 
 Ask = Callable[[Cluster, Broker, Broker, str], Awaitable[str]]
 
@@ -85,6 +88,42 @@ async def test_a_move_is_answered_when_its_owner_has_opened(
     assert str(brokers.view.bundles[bundle].token) in await asked
 
 
+@pytest.mark.parametrize("order", ["split", "unload", "unload?destinationBroker=OTHER"])
+@with_cluster(brokers=2, balance=False)
+async def test_an_operation_waits_for_the_first_owner_of_a_bundle(
+    brokers: Cluster, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it may follow the creation of the namespace at once."""
+    monkeypatch.setattr(moves, "PLACED_MS", WITHOUT_END_MS)
+    one, namespace = brokers.brokers[0], "acme/new"
+    for broker in brokers.brokers:
+        broker.service.taking.clear()
+    answer = await one.put(f"{NAMESPACES}/{namespace}", {"bundles": {"numBundles": 1}})
+    assert 204 == answer.status, answer.body
+    await until(
+        lambda: all(each.phase == "assigning" for each in brokers.view.bundles_of(namespace))
+    )
+    (bundle,) = brokers.bundles(namespace)
+    waits, until_seen = asyncio.Event(), one.worker.until
+
+    def noted(*given: Any, what: str, **named: Any) -> Any:  # noqa: ANN401 - those of the worker
+        if what == f"an owner of {bundle}":
+            waits.set()
+        return until_seen(*given, what=what, **named)
+
+    monkeypatch.setattr(one.worker, "until", noted)
+    target = brokers.other_than(brokers.owner_of(bundle))
+    asked = asyncio.ensure_future(one.put(f"{path_of(bundle)}/{order.replace('OTHER', target.id)}"))
+    waiting = asyncio.ensure_future(waits.wait())
+    await asyncio.wait([asked, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    assert not asked.done(), await asked
+    for broker in brokers.brokers:
+        broker.service.taking.set()
+    answer = await asked
+    assert 204 == answer.status, answer.body
+
+
 @with_cluster(brokers=2, balance=False)
 async def test_a_failed_opening_is_the_answer(
     brokers: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -136,9 +175,6 @@ async def test_what_an_owner_tells(brokers: Cluster) -> None:
         {"bundles": {}, "timeout_ms": -1},
     ):
         assert (400, "InvalidRequest") == told(await tell(source, body=body))
-
-
-NAMESPACES = "/admin/v2/namespaces"
 
 
 def outcome_of(answer: Answer) -> Mapping[str, object]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import RACES_MAX, Intent
+from equipoise.brokers.agent.requests import RACES_MAX, Intent, SplitBundle
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, until
-from equipoise.brokers.operations.moves import UNLOADS_AT_ONCE, cancel, split, unload_all
+from equipoise.brokers.operations.moves import UNLOADS_AT_ONCE, cancel, move, unload_all
 from equipoise.brokers.operations.on_channel import ChannelPort, declare_dead, run, submit
 from equipoise.brokers.operations.verbs import delete_namespace
 from equipoise.brokers.runtime.data_directory import DataDirectory
@@ -362,7 +363,8 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
         channel,
         lambda: port.fold(propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,))),
     )
-    assert 2 == len(run(split(port, channel.bundle().name)).document["children"])  # type: ignore[arg-type]
+    intent = SplitBundle(bundle=channel.bundle().name, algorithm=RANGE_EQUALLY_DIVIDE, reason="big")
+    assert 2 == len(run(move(port, intent, "the split"))[1])
 
 
 def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:

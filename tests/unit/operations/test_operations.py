@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -20,11 +21,12 @@ from equipoise.brokers.agent.requests import (
     Unload,
     may_run_again,
 )
-from equipoise.brokers.balancing.policies import pin_document
+from equipoise.brokers.balancing.policies import pin_document, quarantine_key
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.errors import (
     Rejected,
 )
+from equipoise.brokers.operations import moves
 from equipoise.brokers.operations.checks import (
     check_destination,
     check_request,
@@ -36,6 +38,7 @@ from equipoise.brokers.operations.moves import (
     UNLOADS_AT_ONCE,
     cancels_of,
 )
+from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
 from equipoise.brokers.operations.verbs import next_of_deletion
 from equipoise.channel.core import propose
@@ -45,7 +48,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import bundle_name, even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Reason
-from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
+from tests.channels.operating import FoldingPort
 from tests.channels.ruled import set_policy
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
@@ -364,3 +368,58 @@ def test_a_destination_must_serve_the_namespace() -> None:
     channel.die("a")
     with pytest.raises(Rejected, match=f"; start a program that serves {NAMESPACE}"):
         check_request(channel.view, forced)
+
+
+# --- the first owner ---
+
+
+def test_an_operation_waits_for_the_first_owners() -> None:
+    """Of both bundles, for a merge. Meanwhile one of them is free again."""
+    channel = channel_with("a", bundles=2)
+    left, right = channel.view.bundles_of(NAMESPACE)
+
+    def assign(low: int) -> None:
+        channel.accept(
+            propose.assign(channel.admin(), channel.bundle(low), owner=channel.incarnation("a"))
+        )
+
+    def end(low: int, make: Proposal) -> None:
+        channel.accept(make(channel.author("a"), channel.bundle(low)))
+
+    port = FoldingPort(
+        channel,
+        partial(assign, left.low),
+        partial(end, left.low, partial(propose.refuse, reason="no room")),
+        partial(assign, left.low),
+        partial(end, left.low, propose.opened),
+        partial(assign, right.low),
+        partial(end, right.low, propose.opened),
+    )
+    run(moves.merge(port, left.name))
+    assert 1 == len(channel.view.bundles_of(NAMESPACE))
+
+
+def _quarantined(channel: Channel) -> None:
+    set_policy(channel, quarantine_key(channel.bundle().name), {"reason": "bad"})
+
+
+def _deleting(channel: Channel) -> None:
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
+
+
+@pytest.mark.parametrize(
+    "happened", [_quarantined, _deleting, lambda channel: channel.die("a")], ids=str
+)
+def test_an_operation_does_not_wait_for_an_owner_that_will_not_come(
+    happened: Callable[[Channel], object],
+) -> None:
+    channel = channel_with("a")
+    happened(channel)
+    with pytest.raises(Rejected, match="it is free, not owned"):
+        run(moves.split(FoldingPort(channel), channel.bundle().name))
+
+
+def test_an_operation_without_a_wait_is_refused_at_once() -> None:
+    channel = channel_with("a")
+    with pytest.raises(Rejected, match="it is free, not owned"):
+        run(moves.split(FoldingPort(channel), channel.bundle().name, wait=False))
