@@ -193,15 +193,15 @@ class Calls:
             await _pause(pause_ms(failures, random.random()), deadline)  # noqa: S311
 
     async def _owner(self, call: Call, deadline: Deadline, problem: str) -> Peer:
-        what = f"{call} ({problem})" if problem else str(call)
         if problem:
-            deadline.check(what)
+            deadline.check(f"{call} ({problem})")
         try:
             return await self._owners.owner(
                 call.namespace, call.key, timeout_ms=deadline.remaining_ms()
             )
         except DeadlineExceeded as error:
-            raise deadline.exceeded(what if problem else f"{what} ({error.what})") from error
+            since = f"{problem}; then it waited for " if problem else ""
+            raise deadline.exceeded(f"{call} ({since}{error.what})") from error
 
     def _places_at(self, address: str) -> asyncio.Semaphore:
         places = self._places.get(address)

@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.client.attempts import IDEMPOTENT, Call
 from equipoise.brokers.client.calls import Calls, Response
 from equipoise.brokers.client.http_source import HttpSource
-from equipoise.brokers.client.table import Assigned, Source
+from equipoise.brokers.client.table import Assigned, Source, advised
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import peer_of
@@ -27,6 +27,7 @@ from equipoise.channel.core.errors import CallerError, Overloaded, without_passw
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.table import Resync
+from equipoise.channel.inspect.story import why_unserved
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import STOP_MS_MAX, TableView
 from equipoise.channel.system.clocks import Deadline
@@ -68,6 +69,13 @@ class LogSource:
         return Assigned(
             bundle=bundle.name, low=bundle.low, high=bundle.high, token=bundle.token, peer=peer
         )
+
+    def unserved(self, namespace: str) -> str | None:
+        """See `Source.unserved`."""
+        view = self._table.view
+        if view.takers(namespace):
+            return None
+        return advised(why_unserved(view, namespace) or "no broker is up")
 
     def refresh(self, namespace: str) -> None:
         """See `Source.refresh`. Does nothing: the log is always current."""
@@ -245,7 +253,10 @@ class Client:
             distrusted_ms = 0 if assigned is None else self._distrusted_ms(assigned)
             if assigned is not None and assigned.peer is not None and not distrusted_ms:
                 return assigned.peer
-            deadline.check(f"an owner for {namespace}/{key}")
+            if not deadline.remaining_ms():
+                unserved = self._source.unserved(namespace)
+                why = "" if unserved is None else f" ({unserved})"
+                raise deadline.exceeded(f"an owner for {namespace}/{key}{why}")
             await self._change(min(deadline.remaining_ms(), distrusted_ms or _LOOK_AGAIN_MS))
             if distrusted_ms and assigned is not None and not self._distrusted_ms(assigned):
                 self._source.refresh(namespace)

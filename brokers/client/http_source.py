@@ -16,7 +16,7 @@ from typing import Final
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from equipoise.brokers.client.table import Assigned, Table
+from equipoise.brokers.client.table import Assigned, Table, advised
 from equipoise.brokers.errors import InvalidConfig, UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
@@ -82,6 +82,7 @@ class _Row(BaseModel):
 class _Rows(BaseModel):
     bundles: list[_Row]
     gone: list[str] = []
+    unserved: str | None = None
 
 
 class HttpSource:
@@ -135,6 +136,13 @@ class HttpSource:
             raise CallerError(stream.refusal)
         return None if stream.table is None else stream.table.at(point)
 
+    def unserved(self, namespace: str) -> str | None:
+        """See `Source.unserved`. Without a table, no broker has answered yet."""
+        stream = self._streams.get(namespace)
+        if stream is None or stream.table is None:
+            return f"no broker answers at {', '.join(self._addresses)}; give other addresses"
+        return None if stream.unserved is None else advised(stream.unserved)
+
     def refresh(self, namespace: str) -> None:
         """See `Source.refresh`. Asks the next broker."""
         stream = self._streams.get(namespace)
@@ -171,6 +179,7 @@ class _Stream:
     """The stream of one namespace.
 
     * `table`: None until it is known.
+    * `unserved`: why no broker can get a bundle of the namespace, by the last event, or None.
     * `unknown_at`: when a broker reported that the namespace does not exist, or None.
     * `refusal`: why the last broker that was asked refused the token of this client or its role, or
       None.
@@ -188,6 +197,7 @@ class _Stream:
         self._token = token
         self.refusal: str | None = None
         self.table: Table | None = None
+        self.unserved: str | None = None
         self.unknown_at: float | None = None
         self.asked_at = time.monotonic()
         self._namespace = namespace
@@ -281,6 +291,7 @@ class _Stream:
             self._is_unknown()
             return
         rows = _Rows.model_validate_json(data)
+        self.unserved = rows.unserved
         assigned = [row.assigned() for row in rows.bundles]
         if name == "table":
             self.table = Table(assigned)

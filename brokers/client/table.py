@@ -24,6 +24,11 @@ class Assigned:
     peer: Peer | None
 
 
+def advised(unserved: str) -> str:
+    """Return why no broker serves a namespace, with what to do."""
+    return f"{unserved}; start a program that serves it"
+
+
 class Source(Protocol):
     """Where a client's table comes from. Start it, stop it and use it on the loop."""
 
@@ -39,6 +44,10 @@ class Source(Protocol):
         """Return the bundle that holds `point`, or None while it is not known. Raises
         `UnknownNamespace`.
         """
+        ...
+
+    def unserved(self, namespace: str) -> str | None:
+        """Return why no broker serves a namespace, and what to do, if that is known."""
         ...
 
     def refresh(self, namespace: str) -> None:

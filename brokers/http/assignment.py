@@ -3,14 +3,14 @@
 The path is `GET /v1/assignment/{tenant}/{namespace}`. Its answers are hints, like every lookup: the
 owner's lease decides whether work may be done. A client that reaches the wrong broker asks again.
 
-* Table: `{"offset": N, "bundles": [row, ...]}` in order of the hash space.
-  `AssignmentRow` defines a row.
+* Table: `{"offset": N, "unserved": null, "bundles": [row, ...]}` in order of the hash space.
+  `AssignmentRow` defines a row. `unserved` is why no broker can get a bundle of the namespace.
 * Long poll: with `after=N` the table is sent once the namespace has changed after that offset, or
   204 at the timeout.
 * Stream: with `Accept: text/event-stream`, server-sent events with their offset as id:
   * `table`: first, also after a reconnect.
-  * `change`: `{"offset", "bundles": [row, ...], "gone": [name, ...]}`. Changes that come faster
-    than a client reads are combined.
+  * `change`: `{"offset", "unserved", "bundles": [row, ...], "gone": [name, ...]}`. Changes that
+    come faster than a client reads are combined.
   * `deleted`: the namespace was deleted.
 
 Full documents of the view's entries, for other paths, are made here too.
@@ -293,7 +293,7 @@ class Assignment:
         self._feed = AssignmentFeed(worker.listen, broker=worker.broker_id)
         # The latest encoded table per namespace: many clients request the same one at the same
         # moment.
-        self._tables: dict[str, tuple[int, bytes]] = {}
+        self._tables: dict[str, tuple[int, str | None, bytes]] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the route."""
@@ -347,14 +347,15 @@ class Assignment:
     def _table(self, namespace: str) -> bytes:
         view = self._view_with(namespace)
         offset = self._feed.offset_of(view, namespace)
+        unserved = why_unserved(view, namespace)
         before = self._tables.get(namespace)
-        if before is not None and before[0] == offset:
-            return before[1]
+        if before is not None and before[:2] == (offset, unserved):
+            return before[2]
         rows = [assignment_row(view, bundle) for bundle in view.bundles_of(namespace)]
-        table = orjson.dumps({"offset": offset, "bundles": rows})
+        table = orjson.dumps({"offset": offset, "unserved": unserved, "bundles": rows})
         if len(self._tables) >= TABLES_REMEMBERED_MAX:
             self._tables.clear()
-        self._tables[namespace] = (offset, table)
+        self._tables[namespace] = (offset, unserved, table)
         return table
 
     async def _stream(self, request: web.Request, namespace: str) -> web.StreamResponse:
@@ -374,29 +375,34 @@ class Assignment:
     async def _send_changes(
         self, response: web.StreamResponse, namespace: str, follower: Follower
     ) -> None:
-        has_table = False
+        has_table, sent = False, None
         while not self._feed.is_closed:
             changed, view = follower.take(), self._worker.view
             if namespace not in view.namespaces:
                 await _write(response, _event("deleted", view.offset, b"{}"))
                 return
             offset = self._feed.offset_of(view, namespace)
+            unserved = why_unserved(view, namespace)
             if not has_table:
                 await _write(response, _event("table", offset, self._table(namespace)))
                 has_table = True
-            elif changed:
-                await _write(response, _event("change", offset, _change(view, offset, changed)))
+            # A program that starts or ends is no change of the namespace: the next event says it.
+            elif changed or unserved != sent:
+                data = _change(view, offset, unserved, changed)
+                await _write(response, _event("change", offset, data))
             else:
                 await _write(response, HEARTBEAT)
+            sent = unserved
             await follower.wait(timeout_ms=HEARTBEAT_MS)
 
 
-def _change(view: View, offset: int, changed: Sequence[str]) -> bytes:
+def _change(view: View, offset: int, unserved: str | None, changed: Sequence[str]) -> bytes:
     there = [bundle for name in changed if (bundle := view.bundles.get(name)) is not None]
     gone = [name for name in changed if name not in view.bundles]
     return orjson.dumps(
         {
             "offset": offset,
+            "unserved": unserved,
             "bundles": [assignment_row(view, bundle) for bundle in there],
             "gone": gone,
         }

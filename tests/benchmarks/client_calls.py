@@ -73,6 +73,9 @@ class Fixed:
     async def stop(self) -> None:
         """Do nothing."""
 
+    def unserved(self, namespace: str) -> str | None:
+        """Return None."""
+
     def find(self, _namespace: str, point: int) -> Assigned | None:
         return self._owners[point // self._step]
 

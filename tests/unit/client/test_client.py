@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,7 +22,14 @@ from equipoise.channel.core.errors import (
     Overloaded,
 )
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.channels.folding import NAMESPACE, Channel, channel_in, joined, raise_level
+from tests.channels.folding import (
+    NAMESPACE,
+    Channel,
+    channel_in,
+    channel_with,
+    joined,
+    raise_level,
+)
 
 TIMEOUT_MS = 20_000
 
@@ -89,8 +98,28 @@ async def test_a_caller_waits_during_a_handover() -> None:
 async def test_waiting_ends_at_the_deadline() -> None:
     log = shown(channel_in("free"))
     async with Client(log.url) as client:
-        with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key"):
+        with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key did not"):
             await client.owner(NAMESPACE, "key", timeout_ms=20)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "problem"),
+    [((), "no broker is up"), (("other",), f"no broker that is up serves {NAMESPACE}")],
+)
+async def test_a_timeout_names_a_namespace_that_nobody_serves(
+    brokers: Sequence[str], problem: str
+) -> None:
+    channel = channel_with("a")
+    channel.die("a")
+    for broker in brokers:
+        channel.join(broker, serves=["shop/*"])
+    log = shown(channel)
+    async with Client(log.url) as client:
+        expected = re.escape(f"tenant/ns/key ({problem}; start a program that serves it)")
+        with pytest.raises(DeadlineExceeded, match=expected):
+            await client.owner(NAMESPACE, "key", timeout_ms=0)
+        with pytest.raises(DeadlineExceeded, match=expected):
+            await client.request("GET", NAMESPACE, "key", "/", timeout_ms=0)
 
 
 async def test_names_are_checked() -> None:

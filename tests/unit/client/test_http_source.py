@@ -166,6 +166,24 @@ async def test_a_server_that_is_no_broker_is_skipped(garbage: bytes) -> None:
         assert "good" == await owner(client)
 
 
+async def test_a_timeout_says_that_no_program_serves_the_namespace_or_no_broker_answers() -> None:
+    unserved = TABLE.replace(b'"good"', b"null").replace(
+        b'"offset"', b'"unserved": "no broker that is up serves tenant/ns", "offset"'
+    )
+
+    async def answer(_request: web.Request, response: web.StreamResponse) -> None:
+        await response.write(unserved)
+        await asyncio.Event().wait()
+
+    advice = "serves tenant/ns; start a program that serves it"
+    async with serving(answer) as address, Client(address) as client:
+        with pytest.raises(DeadlineExceeded, match=advice):
+            await client.request("GET", "tenant/ns", "key", "/", timeout_ms=500)
+    async with Client("http://127.0.0.1:9") as client:
+        with pytest.raises(DeadlineExceeded, match=r"no broker answers at http://127.0.0.1:9;"):
+            await client.request("GET", "tenant/ns", "key", "/", timeout_ms=50)
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(
     tmp_path: Path, status: int

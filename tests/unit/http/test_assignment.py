@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from typing import Any
 
 import aiohttp
@@ -175,9 +176,29 @@ async def test_a_stream_sends_the_table_and_then_each_change(brokers: Cluster) -
         assert brokers.bundles()[1] == second
         while (await table(one)) != {
             "offset": follower.offset,
+            "unserved": None,
             "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
         }:
             follower.take(await events.event())
+
+
+@with_broker()
+async def test_a_stream_says_when_no_broker_serves_its_namespace(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nothing of the namespace changes at that moment."""
+    unserved = f"no broker that is up serves {NAMESPACE}"
+    monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
+    async with stream(broker) as events:
+        assert json.loads((await events.event())["data"])["unserved"] is None
+        with monkeypatch.context() as changed:
+            changed.setattr(assignment, "why_unserved", lambda *_: unserved)
+            assert (unserved, []) == itemgetter("unserved", "bundles")(
+                json.loads((await events.event())["data"])
+            )
+            assert unserved == (await table(broker))["unserved"]
+        assert json.loads((await events.event())["data"])["unserved"] is None
+    assert (await table(broker))["unserved"] is None
 
 
 @with_broker()
