@@ -31,7 +31,7 @@ from equipoise.brokers.runtime.hosts import is_any_address, is_host, is_ipv6, is
 from equipoise.brokers.security.limits import Bounds
 from equipoise.brokers.security.tls import TlsFiles
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.core.ranges import check_broker_id
+from equipoise.channel.core.ranges import check_broker_id, check_cluster
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
 from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
@@ -696,7 +696,12 @@ def _described(error: ErrorDetails) -> str:
 def _problems(config: WorkerConfig) -> Mapping[str, str]:
     """Return the problems by setting, where type and range are right."""
     problems = {}
-    for setting, check in (("broker_id", check_broker_id), ("retain", parse_retention)):
+    checks = (
+        ("broker_id", check_broker_id),
+        ("cluster", check_cluster),
+        ("retain", parse_retention),
+    )
+    for setting, check in checks:
         try:
             if getattr(config, setting) is not None:
                 check(getattr(config, setting))

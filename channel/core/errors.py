@@ -39,7 +39,7 @@ class Bug(EquipoiseError):
 
 
 class InvalidName(CallerError):
-    """A malformed tenant, namespace, bundle, broker id or topic."""
+    """A malformed cluster, tenant, namespace, bundle, broker id or topic."""
 
     def __init__(self, *, what: str, name: str, expected: str) -> None:
         """`what` is the kind of name, `expected` the form it must have."""

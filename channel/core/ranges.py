@@ -46,6 +46,7 @@ _match_namespace: Final = re.compile(f"{_ENTITY}/{_ENTITY}", re.ASCII).fullmatch
 _match_range: Final = re.compile(_RANGE).fullmatch
 _match_bundle: Final = re.compile(f"({_ENTITY}/{_ENTITY})/{_RANGE}", re.ASCII).fullmatch
 _match_broker_id: Final = re.compile(rf"(?!{ADMIN_PREFIX})[!-.0-~]{{1,{NAME_BYTES_MAX}}}").fullmatch
+_match_cluster: Final = re.compile(_ENTITY, re.ASCII).fullmatch
 # The domain ignores case, as in Pulsar. ASCII excludes look-alikes from other alphabets.
 _match_topic: Final = re.compile(
     rf"((?i:persistent|non-persistent))://({_ENTITY}/{_ENTITY})/([^/]+)", re.ASCII
@@ -54,9 +55,9 @@ _match_topic: Final = re.compile(
 # HTTP clients remove these parts from a path, and file systems resolve them to another folder.
 _RELATIVE: Final = frozenset({".", ".."})
 
+_EXPECTED_CLUSTER: Final = f"1 to {NAME_BYTES_MAX} ASCII letters, digits, '_', '-', '=', ':' or '.'"
 _EXPECTED_NAMESPACE: Final = (
-    f"TENANT/NAMESPACE, each of 1 to {NAME_BYTES_MAX} ASCII letters, digits, '_', '-', '=', ':' or"
-    " '.', and neither of them '.' or '..'"
+    f"TENANT/NAMESPACE, each of {_EXPECTED_CLUSTER}, and neither of them '.' or '..'"
 )
 _EXPECTED_RANGE: Final = "0xLOW_0xHIGH, eight lower-case hexadecimal digits each, LOW below HIGH"
 _EXPECTED_BROKER_ID: Final = (
@@ -242,6 +243,13 @@ def check_broker_id(name: str) -> str:
     """
     if _match_broker_id(name) is None:
         raise _invalid(what="broker id", name=name, expected=_EXPECTED_BROKER_ID)
+    return name
+
+
+def check_cluster(name: str) -> str:
+    """Return `name` if a new cluster may have it, as in Pulsar. Raises `InvalidName` otherwise."""
+    if _match_cluster(name) is None:
+        raise _invalid(what="cluster name", name=name, expected=_EXPECTED_CLUSTER)
     return name
 
 

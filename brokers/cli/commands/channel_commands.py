@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +39,7 @@ from equipoise.brokers.decision_log import last_told_of
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import Access, entries, folded_to_end, follow
 from equipoise.channel.core.entries import BundleChanged
-from equipoise.channel.core.errors import CallerError, LogClosed
+from equipoise.channel.core.errors import CallerError, InvalidName, LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.ranges import (
     HASH_MAX,
@@ -280,9 +281,29 @@ def _about(what: str, key: str | None) -> BundleName:
         topic = parse_topic(what)
         namespace, point = topic.namespace, topic_hash(topic.full)
     else:
-        return parse_bundle(what)
+        return _bundle_in(what)
     low = min(point, HASH_MAX - 1)  # The last bundle contains its upper end.
     return BundleName(namespace, low, low + 1)
+
+
+def _bundle_in(text: str) -> BundleName:
+    """Parse the name of a bundle. Raise `InvalidName`, and `CallerError` for a key."""
+    try:
+        return parse_bundle(text)
+    except InvalidName:
+        match text.split("/", 2):
+            case [_, _, key] if key.startswith("0x"):
+                raise
+            case [tenant, name, key]:
+                words = (f"{tenant}/{name}", key)
+            case [_, _]:
+                words = (text, "KEY")
+            case _:
+                words = ("NAMESPACE", text)
+        raise CallerError(
+            f"{text!r} is no bundle: expected TENANT/NAMESPACE/0xLOW_0xHIGH; for a key, write its"
+            f" namespace before it: equipoise channel why {shlex.join(words)}"
+        ) from None
 
 
 def _print_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:

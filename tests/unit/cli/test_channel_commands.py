@@ -89,6 +89,23 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
     assert before == run("channel", "why", LEFT, log=log).stdout
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("tenant/ns/key", "tenant/ns key"),
+        ("tenant/ns/a key/0x1", "tenant/ns 'a key/0x1'"),
+        ("tenant/ns", "tenant/ns KEY"),
+        ("key", "NAMESPACE key"),
+    ],
+)
+def test_why_says_how_to_ask_for_a_key(log: str, given: str, meant: str) -> None:
+    result = run("channel", "why", given, log=log)
+    assert 2 == result.exit_code
+    assert result.stderr.endswith(f"before it: equipoise channel why {meant}\n"), result.stderr
+    malformed = run("channel", "why", "tenant/ns/0x0_0x1", log=log)
+    assert "is not a bundle name" in malformed.stderr
+
+
 def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
     url = write(owned_channel().entries, tmp_path)
     log = SqliteLog(url.removeprefix("sqlite:"), name=url)

@@ -70,6 +70,11 @@ def test_type_checkers_know_all_settings_of_a_broker() -> None:
             "cluster: it must not be empty",
         ),
         (
+            lambda: Equipoise("memory:a", cluster="my shop\n"),
+            InvalidConfig,
+            r"cluster: 'my shop\\n' is not a cluster name: expected 1 to 255 ASCII letters",
+        ),
+        (
             lambda: program(pages(), Tasks(NAMESPACE, crawl)),
             CallerError,
             "two services for web/pages: Keyed and Tasks; give each its own namespace",
