@@ -5,6 +5,7 @@ The lab replaces what needs processes: clocks, the network and services.
 
 * Loads are constant within a step of the trace. A sample that would repeat the last one is left
   out, because samples take most of the time of a run.
+* A unit of load is a call. It takes the smallest broker, which has one core, 1 / capacity seconds.
 * The CPU use of a broker is its load divided by its capacity, at most 100 %.
 * A death is known at once. The bundles of a dead broker are placed as the leader places them.
 """
@@ -29,6 +30,7 @@ from equipoise.channel.core.records import AnyRecord, Joined
 from equipoise.channel.core.view import View, apply
 from equipoise.lab.results import Owners, Result, RunMove, evenness, starting_owners
 from equipoise.lab.traces import Trace
+from equipoise.shedder.costs import Coefficients
 from equipoise.shedder.loads import BundleLoad, Load, Resources, Use, averaged
 from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
@@ -45,7 +47,7 @@ _EPOCH_MS: Final = 1_700_000_000_000  # The Unix time of the start. Any would do
 _REPEATED: Final = 2
 MOVE_MS: Final = 200  # How long a move takes.
 _DELAY_MS: Final = 100  # How long a report is on its way to the planner.
-_CAPACITY: Final = 100  # The capacity of the smallest broker, as brokers declare it when they join.
+_CAPACITY: Final = 100  # One core: what the smallest broker has.
 
 
 def run(
@@ -99,6 +101,8 @@ class _Run:
         self._ending: dict[str, tuple[int, Move]] = {}
         self._moves: list[RunMove] = []
         self._loads: list[BundleLoad] = []
+        self._least = float(trace.capacity.min())
+        self._coefficients = Coefficients(per_call=1 / self._least)
         self._row = -1
 
     def result(self) -> Result:
@@ -128,14 +132,14 @@ class _Run:
     # --- members ---
 
     def _change_members(self, now_ms: int) -> None:
-        live, least = self._channel.live, float(self._trace.capacity.min())
+        live = self._channel.live
         interval_ms = self._settings.reports.sample_interval_ms
         for broker in self._trace.brokers:
             # A change within a tick counts from its beginning.
             is_live = broker.is_live((now_ms + _TICK_MS - 1) / 1_000)
             if is_live and broker.broker not in live:
                 self._channel.join(
-                    broker.broker, capacity=round(_CAPACITY * broker.capacity / least)
+                    broker.broker, capacity=round(_CAPACITY * broker.capacity / self._least)
                 )
                 number = self._number[broker.broker]
                 due_ms = now_ms + _FIRST_SAMPLE_MS
@@ -212,7 +216,12 @@ class _Run:
         load = sum(each.calls_per_second for each in loads.values())
         use = min(1.0, load / self._trace.brokers[reporter.number].capacity)
         carried = reporter.averages.update(
-            names, loads, cpu_use=use, elapsed_ms=elapsed_ms, cost_window_ms=rules.cost_window_ms
+            names,
+            loads,
+            cpu_use=use,
+            coefficients=self._coefficients,
+            elapsed_ms=elapsed_ms,
+            cost_window_ms=rules.cost_window_ms,
         )
         reporter.sampled_ms, reporter.row = now_ms, self._row
         # The figures of newcomers are complete at the next sample.

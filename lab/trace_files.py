@@ -5,8 +5,7 @@ brokers. Public traces of stores and brokers fit in after a rename of their colu
 any order.
 
 * Loads: a row for each bundle and step. `time_s` is the start of the step in seconds (any origin),
-  `bundle` a name, and `load` the cost of the bundle per second: calls, and 16 KiB of traffic count
-  as a call.
+  `bundle` a name, and `load` what it takes of its broker, in any unit.
 * Brokers: a row for each. `broker` is an id, `capacity` in units of load, `joins_s` and `leaves_s`
   on the clock of `time_s`, empty if the broker is there at the start and at the end. Without this
   file, brokers of equal capacity are made, half used at the start.
@@ -133,7 +132,7 @@ def read_trace(path: Path, *, brokers: int = 20) -> Trace:
         "time_s", at_most=_TIME_MAX_S, advice="it must be seconds: divide milliseconds by 1,000"
     )
     values = table.numbers(
-        "load", at_most=_LOAD_MAX, advice=f"it must be a cost per second from 0 to {_LOAD_MAX:.0e}"
+        "load", at_most=_LOAD_MAX, advice=f"it must be a load from 0 to {_LOAD_MAX:.0e}"
     )
     names, columns = np.unique(np.array(table.names("bundle")), return_inverse=True)
     starts, step_s = _steps(table, times)

@@ -1,7 +1,7 @@
 """Define load traces, generate the kinds that policies are compared on, and record what a running
 cluster reports.
 
-Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is
+Loads are in cost units, the same for bundles and the capacities of brokers. The noise of a load is
 part of its trace.
 """
 
@@ -18,7 +18,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.shedder.snapshot import IDLE_COST, Snapshot
+from equipoise.shedder.costs import IDLE_COST
+from equipoise.shedder.snapshot import Snapshot
 
 Loads = NDArray[np.float64]
 
@@ -307,6 +308,7 @@ def _bundle_name(number: int) -> str:
 
 
 _UNREPORTED: Final = 0.5  # The assumed mean use of brokers that report none.
+_UNITS_PER_CORE: Final = 1_000  # Of a recorded load, which is so precise when it is written.
 
 
 @dataclass(slots=True)
@@ -314,8 +316,8 @@ class Recording:
     """The steps recorded so far, `step_s` seconds each. Add each step with `note`, then make the
     `trace`.
 
-    Costs are the long averages of the brokers' reports, so short noise is missing from the trace.
-    See `shedder.snapshot` for the cost of a bundle that no report names.
+    Loads are thousandths of a core. They are long averages of the brokers' reports, so short noise
+    is missing from the trace. See `shedder.snapshot` for the cost of a bundle that no report names.
     """
 
     step_s: float
@@ -339,7 +341,10 @@ class Recording:
         for broker in snapshot.brokers:
             self._members.setdefault(broker.broker, []).append(step)
             self._capacities[broker.broker] = broker.capacity
-            costs = {bundle.name: max(0.0, bundle.cost - IDLE_COST) for bundle in broker.bundles}
+            costs = {
+                bundle.name: max(0.0, bundle.cost - IDLE_COST) * _UNITS_PER_CORE
+                for bundle in broker.bundles
+            }
             loads.update(costs)
             if broker.barred is None and broker.broker in used:
                 self._cost += sum(costs.values())

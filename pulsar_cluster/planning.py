@@ -30,16 +30,11 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
 )
 from equipoise.pulsar_cluster.table import is_of_system
+from equipoise.shedder.costs import ASSUMED
 from equipoise.shedder.loads import RATES, BundleTraffic, Load, Traffic
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.reported import format_percent
-from equipoise.shedder.snapshot import (
-    BYTES_PER_CALL,
-    SESSIONS_PER_CALL,
-    Snapshot,
-    WeighedBroker,
-    WeighedBundle,
-)
+from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 
 ROUNDS_MAX: Final = 64
 """How often a policy is asked for one plan."""
@@ -438,16 +433,15 @@ def _with(load: Load, bundle: BundleTraffic, use: float, *, sign: int) -> Load:
 
 
 def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
-    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes
-    and sessions cost.
+    """Return the cost of each bundle, as if a message were a call of ours.
 
     A bundle that carries nothing costs nothing. It stays: a move evens nothing out.
     """
     return {
         name: (
-            load.traffic.messages_per_second
-            + load.traffic.bytes_per_second / BYTES_PER_CALL
-            + (load.producers + load.consumers) / SESSIONS_PER_CALL
+            load.traffic.messages_per_second * ASSUMED.per_call
+            + load.traffic.bytes_per_second * ASSUMED.per_byte
+            + (load.producers + load.consumers) * ASSUMED.per_session
         )
         for name, load in bundles.items()
     }

@@ -207,7 +207,7 @@ class BundleTraffic:
     """The traffic and the open objects of one bundle.
 
     `cache_bytes` is what it keeps in memory; 0: not known. `cost` is its cost for its broker (see
-    `shedder.snapshot.costs_of`).
+    `shedder.costs`).
     """
 
     bundle: str

@@ -21,19 +21,8 @@ from typing import Final
 
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.loads import BundleLoad, Load, Weights, fault_of, tag_of, unpack
-
-# Costs are in calls per second. The other weights are amounts that take a broker about as long as
-# one small call: 0.1 ms of CPU time, to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100
-# sessions alive for a second (a ping every minute or two from each). A call in progress keeps a
-# connection and memory, as a session does.
-CALLS_PER_CPU_SECOND: Final = 10_000
-BYTES_PER_CALL: Final = 16_384
-SESSIONS_PER_CALL: Final = 100
-
-# The cost of a bundle without load. Bundles spread by number under little load and by load under
-# much, and the noise of a few calls moves nothing.
-IDLE_COST: Final = 10.0
+from equipoise.shedder.costs import IDLE_COST
+from equipoise.shedder.loads import Load, Weights, fault_of, tag_of, unpack
 
 _OTHER_WORK_MIN: Final = 0.2  # A smaller share of the CPU is chance, or what the leader does.
 _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
@@ -89,7 +78,7 @@ class Since:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedBundle:
-    """One bundle and its cost, in calls per second.
+    """One bundle and its cost, a share of a core.
 
     `barred`: why it must not move now, or None. `rests`: it has moved lately, so it moves only to
     fill a broker.
@@ -106,7 +95,7 @@ class WeighedBroker:
     """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or
     None.
 
-    * `capacity`: what `other_work`, a share of the CPU, leaves of it.
+    * `capacity`: in percent of a core, what `other_work`, a share of the CPU, leaves of it.
     * `noise`: the standard error of the total cost; None: not known yet.
     * `is_new`: it has joined lately.
     """
@@ -243,18 +232,6 @@ class AskedRules:
         return (
             None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
         )
-
-
-def costs_of(loads: Iterable[BundleLoad]) -> list[float]:
-    """Return the cost of each load, in calls per second."""
-    return [
-        IDLE_COST
-        + load.calls_per_second
-        + load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND
-        + load.bytes_per_second / BYTES_PER_CALL
-        + (load.sessions + load.wall_seconds_per_second) / SESSIONS_PER_CALL
-        for load in loads
-    ]
 
 
 def take(

@@ -177,16 +177,7 @@ class ProcessUse:
     def _limits(self, cards: list[Card], nic_speed_gbps: float | None) -> Limits:
         # Read at each measurement: limits can change while the process runs.
         allowed = cgroup_limits(_read)
-        usable = float(
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        cores = (
-            self._cpu_cores
-            if self._cpu_cores is not None
-            else min(allowed.cpu_cores or usable, usable)
-        )
+        cores = _cores(allowed) if self._cpu_cores is None else self._cpu_cores
         memory = psutil.virtual_memory().total
         speed = network_kbits(cards, nic_speed_gbps=nic_speed_gbps)
         if speed <= 0 and not self._is_logged:
@@ -201,6 +192,18 @@ class ProcessUse:
             memory_bytes=min(allowed.memory_bytes or memory, memory),
             network_kbits=speed,
         )
+
+
+def allowed_cores() -> float:
+    """Return how many CPUs the control group and the affinity allow this process."""
+    return _cores(cgroup_limits(_read))
+
+
+def _cores(allowed: CgroupLimits) -> float:
+    usable = float(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return min(allowed.cpu_cores or usable, usable)
 
 
 def _cards() -> list[Card]:

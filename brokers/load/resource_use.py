@@ -78,6 +78,14 @@ def resources_between(
     )
 
 
+def default_capacity(cpu_cores: float | None, *, allowed: float) -> int:
+    """Return the capacity of a broker, in percent of a core. `cpu_cores` is what it is told that it
+    has, `allowed` what the system gives it. Without the former it computes on one core at most, as
+    each Python process does.
+    """
+    return max(1, round(100 * (min(1.0, allowed) if cpu_cores is None else cpu_cores)))
+
+
 def counting_cards(cards: Iterable[Card]) -> list[Card]:
     """Return the cards to count: those with a speed, if there are any. Traffic of virtual cards
     goes through these, too.

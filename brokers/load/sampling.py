@@ -35,6 +35,13 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
+from equipoise.shedder.costs import (
+    ASSUMED,
+    BYTES_PER_CALL,
+    CALLS_PER_CPU_SECOND,
+    Coefficients,
+    costs_of,
+)
 from equipoise.shedder.loads import (
     FIGURE_MAX,
     BundleLoad,
@@ -44,7 +51,6 @@ from equipoise.shedder.loads import (
     Traffic,
     pack,
 )
-from equipoise.shedder.snapshot import BYTES_PER_CALL, CALLS_PER_CPU_SECOND, costs_of
 
 _PARTS: Final = 24
 _CUT: Final = 0.35
@@ -70,8 +76,8 @@ class _Cost(NamedTuple):
 
 
 class CostWindows:
-    """The loads of the bundles of one broker, part by part. Costs are in calls per second (see
-    `shedder.snapshot`).
+    """The loads of the bundles of one broker, part by part. Costs are shares of a core (see
+    `shedder.costs`).
     """
 
     def __init__(self, *, known: float = 0.0) -> None:
@@ -411,20 +417,22 @@ class BundleAverages:
         loads: Mapping[str, BundleLoad],
         *,
         cpu_use: float = 0.0,
+        coefficients: Coefficients = ASSUMED,
         elapsed_ms: int,
         cost_window_ms: int,
     ) -> Carried:
         """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the
         previous loads.
 
-        * `cpu_use` is the broker's in this time, a fraction of its limit.
+        * `cpu_use` is the broker's in this time, a fraction of its limit. `coefficients` turn loads
+          into costs.
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
         * The first load of a bundle is its average, so a bundle that has just moved is known at
           once. The second load replaces it: the first covers only part of a period.
         * Counts (topics, consumers, producers) and memory are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
-        columns = _columns([loads.get(name, idle) for name in names])
+        columns = _columns([loads.get(name, idle) for name in names], coefficients)
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
@@ -503,7 +511,7 @@ class _Columns(NamedTuple):
     counts: Sequence[Sequence[int]]
 
 
-def _columns(loads: Sequence[BundleLoad]) -> _Columns:
+def _columns(loads: Sequence[BundleLoad], coefficients: Coefficients) -> _Columns:
     """Return the columns of these loads, in their order.
 
     A load without messaging figures is converted: a call counts as an incoming message, a session
@@ -518,7 +526,7 @@ def _columns(loads: Sequence[BundleLoad]) -> _Columns:
             [each.messages_in_per_second for each in figures],
             [each.messages_out_per_second for each in figures],
         ),
-        costs=costs_of(loads),
+        costs=costs_of(loads, coefficients),
         counts=(
             [each.topics for each in figures],
             [each.consumers for each in figures],

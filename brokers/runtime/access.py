@@ -13,6 +13,8 @@ from pydantic import SecretStr
 from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.load.process_use import allowed_cores
+from equipoise.brokers.load.resource_use import default_capacity
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import Handshakes
@@ -128,7 +130,7 @@ def profile_of(
     """
     return Profile(
         addresses=dict(addresses),
-        capacity=config.capacity,
+        capacity=config.capacity or default_capacity(config.cpu_cores, allowed=allowed_cores()),
         failure_domain=config.failure_domain,
         labels=dict(config.labels),
         namespaces=namespaces,

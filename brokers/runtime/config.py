@@ -338,11 +338,16 @@ class WorkerConfig(BaseModel):
         ),
     )
 
-    capacity: int = Field(
-        default=100,
+    capacity: int | None = Field(
+        default=None,
         ge=1,
         le=INTEGER_MAX,
-        description="The broker's weight: a broker of 200 gets twice the load of a broker of 100.",
+        description=(
+            "How much load this broker can take, in percent of a core: a broker of 200 gets twice"
+            " the load of a broker of 100. Default: 100 for each of `cpu_cores`; without that 100,"
+            " because a Python process computes on one core, or less if the control group allows"
+            " less."
+        ),
     )
     cpu_cores: float | None = Field(
         default=None,

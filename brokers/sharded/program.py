@@ -62,7 +62,7 @@ class Settings(TypedDict, total=False):
     tls_ca: Path | str | None
     tls_crl: Path | str | None
     tls_require_client_certificate: bool
-    capacity: int
+    capacity: int | None
     cpu_cores: float | None
     failure_domain: str | None
     labels: Mapping[str, str]

@@ -189,7 +189,7 @@ class Joined(Record):
 
     * `instance_id`: the instance id. `grace_ms`: the grace period.
     * `addresses`: protocol to client address.
-    * `capacity`: a weight; 200 means twice the load of 100.
+    * `capacity`: in percent of a core; 200 means twice the load of 100.
     * `namespaces`: patterns of the namespaces that the program serves; None: all.
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
     * `after_silence`: this process has seen no record of that incarnation for its lease and grace

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Final
 
 from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.shedder.costs import IDLE_COST, costs_of
 from equipoise.shedder.loads import BundleLoad
-from equipoise.shedder.snapshot import IDLE_COST, costs_of
 from tests.benchmarks.frame import pulsar_brokers, report, single
 from tests.benchmarks.pulsar_throughput import NAMESPACE, rounds
 from tests.load.cluster import running

@@ -255,7 +255,12 @@ class JoinedModel(_Founding):
     )
     capacity: Annotated[
         Positive | None, AfterValidator(lambda value: 100 if value is None else value)
-    ] = Field(default=100, description="Its weight in balancing: 200 gets twice the load of 100.")
+    ] = Field(
+        default=100,
+        description=(
+            "How much load it can take, in percent of a core: 200 gets twice the load of 100."
+        ),
+    )
     failure_domain: Text | None = Field(
         default=None, description="Brokers with the same value may fail together."
     )

@@ -59,7 +59,7 @@ def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) ->
     """A sample of all bundles of a broker."""
     owned = [bundle.name for bundle in channel.view.held_by(channel.incarnation(broker))]
     bundles = tuple(
-        BundleTraffic(bundle=name, traffic=traffic(place), topics=1, cost=10.0 + 64 * place)
+        BundleTraffic(bundle=name, traffic=traffic(place), topics=1, cost=0.01 + 0.06 * place)
         for place, name in enumerate(sorted(owned), start=1)
     )
     rate = sum(range(1, len(owned) + 1))

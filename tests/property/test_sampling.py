@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, sampled
+from equipoise.shedder.costs import BYTES_PER_CALL, costs_of
 from equipoise.shedder.loads import (
     BundleLoad,
     BundleTraffic,
@@ -22,7 +23,6 @@ from equipoise.shedder.loads import (
     averaged,
     fault_of,
 )
-from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 
 COST_WINDOW_MS = 24_000
@@ -112,7 +112,7 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
         name: [column[place] for column in columns] for place, name in enumerate(carried.names)
     }
     return expected.keys() == found.keys() and all(
-        math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-6)
+        math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
         for name in expected
         for one, other in zip(expected[name], found[name], strict=True)
     )
@@ -167,7 +167,7 @@ def test_columns_agree_with_averages_of_single_bundles(
             if known
             else sum(figures[-1] for figures in model.values())
         )
-        assert math.isclose(total, sample.cost, rel_tol=1e-9, abs_tol=1e-6)
+        assert math.isclose(total, sample.cost, rel_tol=1e-9)
         assert math.isclose(
             sum(figures[0] for figures in model.values()),
             sample.traffic.bytes_in_per_second,

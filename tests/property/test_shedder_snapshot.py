@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.shedder.balanced import BalancedShedder
+from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, BundleTraffic, Load, fault_of
-from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
+from equipoise.shedder.snapshot import Snapshot, take
 from tests.channels.folding import NAMESPACE, Channel, channel_with
 from tests.shedding import plan_of
 

@@ -123,7 +123,9 @@ class BrokerOptions:
     capacity: Annotated[
         int | None,
         typer.Option(
-            help="Weight of this broker when bundles are distributed.  [default: 100]",
+            help=(
+                "How much load this broker can take, in percent of a core.  [default: by its cores]"
+            ),
             show_default=False,
         ),
     ] = None

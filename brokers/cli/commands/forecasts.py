@@ -391,7 +391,7 @@ def _print_brokers(forecast: Forecast) -> None:
 def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
     before, after = broker.before, broker.after
     carried = (
-        (_change(before.cost, after.cost, _count),)
+        (_change(before.cost, after.cost, _percent_of_core),)
         if by_cost
         else (
             _change(
@@ -465,6 +465,11 @@ def _rate(bytes_per_second: float, messages_per_second: float) -> str:
 
 def _tenths(number: float) -> str:
     return f"{number:,.1f}"
+
+
+def _percent_of_core(cost: float) -> str:
+    """Return a cost in the unit of capacities."""
+    return _tenths(100 * cost)
 
 
 def _count(number: float) -> str:

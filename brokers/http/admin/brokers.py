@@ -237,7 +237,7 @@ def _load_report(worker: Worker, view: View) -> dict[str, object]:
         "pulsarServiceUrl": addresses.get("pulsar", ""),
         **{field: addresses[name] for field, name in _TLS_ADDRESSES.items() if name in addresses},
         "brokerVersionString": "" if entry is None else entry.joined.version,
-        "capacity": worker.config.capacity,
+        "capacity": worker.profile.capacity,
         "offset": view.offset,
         "numBundles": len(bundles),
         "bundles": bundles,

@@ -13,7 +13,8 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
 from equipoise.lab.page import write_page
 from equipoise.lab.traces import Recording, Shape, Trace, generated
-from equipoise.shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.costs import IDLE_COST
+from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.unit.cli.fabricated import run
 
 SHAPE = Shape(brokers=3, bundles=24, load=1_000.0, duration_s=600.0)
@@ -107,8 +108,8 @@ def test_the_command_line_runs_compares_and_refuses(tmp_path: Path) -> None:
 
 
 def test_a_recorded_trace_has_the_costs_and_members_of_each_step() -> None:
-    """Capacities are such that a broker is used as much as it reported. A broker that has gone
-    leaves.
+    """Loads are thousandths of a core. Capacities are such that a broker is used as much as it
+    reported. A broker that has gone leaves.
     """
     recording = Recording(step_s=10.0)
     with pytest.raises(CallerError, match="there is nothing to record"):
@@ -116,7 +117,8 @@ def test_a_recorded_trace_has_the_costs_and_members_of_each_step() -> None:
 
     def broker(name: str, **costs: float) -> WeighedBroker:
         bundles = tuple(
-            WeighedBundle(name=bundle, cost=IDLE_COST + cost) for bundle, cost in costs.items()
+            WeighedBundle(name=bundle, cost=IDLE_COST + cost / 1_000)
+            for bundle, cost in costs.items()
         )
         return WeighedBroker(broker=name, capacity=100, bundles=bundles)
 
@@ -124,7 +126,10 @@ def test_a_recorded_trace_has_the_costs_and_members_of_each_step() -> None:
     recording.note(Snapshot(brokers=(broker("a", x=30.0), broker("b", y=20.0))), both)
     recording.note(Snapshot(brokers=(broker("a", x=30.0, z=20.0),)), {"a": 0.25})
     trace = recording.trace("live")
-    assert (("x", "y", "z"), [[30, 20, 0], [30, 0, 20]]) == (trace.bundles, trace.loads.tolist())
+    assert (("x", "y", "z"), [[30, 20, 0], [30, 0, 20]]) == (
+        trace.bundles,
+        trace.loads.round(9).tolist(),
+    )
     assert [("a", 0.0, None), ("b", 0.0, 10.0)] == [
         (each.broker, each.joins_s, each.leaves_s) for each in trace.brokers
     ]

@@ -97,7 +97,7 @@ def test_without_a_file_of_brokers_equal_ones_are_half_used(tmp_path: Path) -> N
         ("time_s,bundle,load,load\n", "line 1: a column is there twice"),
         (
             f"{HEADER}0,a,1\n1,a,-1\n",
-            "line 3: load is -1.0; it must be a cost per second from 0 to 1e+12",
+            "line 3: load is -1.0; it must be a load from 0 to 1e+12",
         ),
         (f"{HEADER}0,a,nan\n1,a,1\n", "line 2: load is 'nan', not a number"),
         (f"{HEADER}0,a,inf\n1,a,1\n", "line 2: load is inf; it must be"),

@@ -14,6 +14,7 @@ from equipoise.brokers.load.resource_use import (
     Counters,
     Limits,
     counting_cards,
+    default_capacity,
     network_kbits,
     resources_between,
 )
@@ -192,3 +193,14 @@ def test_any_text_is_a_limit_or_none(membership: str, limit: str) -> None:
     """No content of the files raises, and a limit is positive."""
     found = cgroup_limits(lambda path: membership if path == MEMBERSHIP else limit)
     assert found.cpu_cores is None or found.cpu_cores > 0
+
+
+@pytest.mark.parametrize(
+    ("cpu_cores", "allowed", "expected"),
+    [(None, 64.0, 100), (None, 0.5, 50), (4.0, 0.5, 400), (0.001, 64.0, 1)],
+)
+def test_a_broker_has_the_capacity_of_its_cores(
+    cpu_cores: float | None, allowed: float, expected: int
+) -> None:
+    """One process computes on one core, however many there are, unless it is told of more."""
+    assert expected == default_capacity(cpu_cores, allowed=allowed)

@@ -18,6 +18,7 @@ from equipoise.brokers.load.sampling import (
     carried_bytes,
     sampled,
 )
+from equipoise.shedder.costs import BYTES_PER_CALL, IDLE_COST, costs_of
 from equipoise.shedder.loads import (
     BundleLoad,
     BundleTraffic,
@@ -29,7 +30,6 @@ from equipoise.shedder.loads import (
     tag_of,
     unpack,
 )
-from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
 COST_WINDOW_MS = 120_000
 
@@ -77,7 +77,12 @@ def test_a_rate_loses_half_of_its_weight_with_each_half_life() -> None:
     )
     (found,) = after.bundles()
     assert expected == replace(found, cost=IDLE_COST)
-    assert pytest.approx(IDLE_COST, abs=0.01) == found.cost
+    assert pytest.approx(IDLE_COST, abs=1e-6) == found.cost
+
+
+def of_calls(*rates: float) -> list[float]:
+    """The costs of bundles that are called so often per second."""
+    return costs_of(BundleLoad(calls_per_second=rate) for rate in rates)
 
 
 def costs_after(*calls: float, seconds: int = 5) -> Carried:
@@ -98,8 +103,8 @@ def test_a_short_burst_does_not_change_a_cost_and_a_lasting_change_does() -> Non
     count.
     """
     calm = (10.0,) * 24
-    assert [IDLE_COST + 10] == costs_after(*calm, *(90.0,) * 8).costs
-    assert [IDLE_COST + 90] == costs_after(*calm, *(90.0,) * 16).costs
+    assert of_calls(10) == pytest.approx(costs_after(*calm, *(90.0,) * 8).costs)
+    assert of_calls(90) == pytest.approx(costs_after(*calm, *(90.0,) * 16).costs)
 
 
 def test_a_cost_follows_a_slow_change_of_a_load_that_hardly_varies() -> None:
@@ -107,20 +112,19 @@ def test_a_cost_follows_a_slow_change_of_a_load_that_hardly_varies() -> None:
     whole window. A burst counts little.
     """
     rising = [100.0 + number for number in range(24)]
-    assert [IDLE_COST + 119] == costs_after(*rising).costs
+    assert of_calls(119) == pytest.approx(costs_after(*rising).costs)
     for burst in (1, 2, 6):
-        assert (
-            abs(costs_after(*(100.0,) * 24, *(200.0,) * burst).costs[0] - IDLE_COST - 100) <= 20
-        ), burst
+        (cost,) = costs_after(*(100.0,) * 24, *(200.0,) * burst).costs
+        assert of_calls(80)[0] <= cost <= of_calls(120)[0], burst
     varying = [10.0, 200.0, 100.0] * 8
-    assert [IDLE_COST + 100] == pytest.approx(costs_after(*varying).costs)
-    assert [IDLE_COST + 104] == costs_after(*rising[:9]).costs
+    assert of_calls(100) == pytest.approx(costs_after(*varying).costs)
+    assert of_calls(104) == pytest.approx(costs_after(*rising[:9]).costs)
 
 
 def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
     """Its first load covers only part of a period, and counts until there is another."""
-    assert [IDLE_COST + 10] == costs_after(10).costs
-    assert [IDLE_COST + 20] == costs_after(10, 20, 90).costs[:1]
+    assert of_calls(10) == costs_after(10).costs
+    assert of_calls(20) == pytest.approx(costs_after(10, 20, 90).costs)
     averages = BundleAverages()
     first, second = (
         averages.update(
@@ -131,7 +135,7 @@ def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
         )
         for calls in (7, 30)
     )
-    assert ([IDLE_COST + 7], [IDLE_COST + 30]) == (first.costs, second.costs)
+    assert (of_calls(7), of_calls(30)) == (first.costs, second.costs)
 
 
 def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
@@ -141,7 +145,7 @@ def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> 
             ["b"], [50.0], newcomers=["b"], elapsed_ms=1_000, window_ms=COST_WINDOW_MS
         )[1]
     )
-    assert [0.2 * (IDLE_COST + 50) * share for share in (8 / 9, 1 / 3, 0)] == pytest.approx(
+    assert [0.2 * of_calls(50)[0] * share for share in (8 / 9, 1 / 3, 0)] == pytest.approx(
         [costs_after(*(50.0,) * n).noise for n in (1, 6, 9)]
     )
     # A busy broker has fewer samples.
@@ -227,10 +231,10 @@ def test_a_sample_names_the_busiest_and_counts_all(
     sample = sampled(carried, broker="a", at_ms=7, resources=resources, settings=settings)
     assert expected == [bundle.bundle for bundle in sample.bundles]
     assert carried.bundles()[2] == sample.bundles[-1]
-    assert (3, 9, 3 * IDLE_COST + 3, Traffic(bytes_in_per_second=3e6)) == (
+    assert pytest.approx(sum(of_calls(0, 1, 2))) == sample.cost
+    assert (3, 9, Traffic(bytes_in_per_second=3e6)) == (
         sample.bundle_count,
         sample.topics,
-        sample.cost,
         sample.traffic,
     )
     assert ("a", 7, 0.5, resources) == (

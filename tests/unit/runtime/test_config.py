@@ -16,6 +16,7 @@ from equipoise.brokers.http import app
 from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
 from equipoise.brokers.runtime import service_runner, worker
+from equipoise.brokers.runtime.access import profile_of
 from equipoise.brokers.runtime.config import (
     ENDING_MS,
     SECRET_VARIABLES,
@@ -44,6 +45,11 @@ def test_defaults_are_safe_and_local() -> None:
     plain = WorkerConfig(log_url="memory:test", data_dir=Path("broker-0"))
     assert ("127.0.0.1", 8080, False) == (plain.host, plain.http_port, plain.insecure)
     assert Timing() == plain.timing()
+
+
+def test_a_broker_joins_with_the_capacity_that_is_set_or_that_of_its_cores() -> None:
+    given: list[dict[str, object]] = [{"cpu_cores": 4}, {"cpu_cores": 4, "capacity": 7}]
+    assert [400, 7] == [profile_of(config(**each), {}, None).capacity for each in given]
 
 
 def test_durations_reach_the_timing() -> None:

@@ -9,6 +9,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.loads import COSTS_MAX, ENTRY_BYTES, Load, pack, tag_of, unpack
 from equipoise.shedder.snapshot import Snapshot, take
 from tests.channels.folding import NAMESPACE, channel_with
@@ -82,4 +83,4 @@ def test_bundles_that_no_report_names_weigh_what_a_column_says() -> None:
 
 def test_a_bundle_outside_of_the_column_weighs_its_part_of_the_rest() -> None:
     costs = weighed("a", reported("a", 100, total=100, counted=3))
-    assert [100, 10] == [costs[name] for name in HALVES]
+    assert [100, IDLE_COST] == [costs[name] for name in HALVES]

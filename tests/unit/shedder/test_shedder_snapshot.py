@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
+from equipoise.shedder.costs import IDLE_COST, costs_of
 from equipoise.shedder.loads import BundleLoad, Load
 from equipoise.shedder.snapshot import (
-    IDLE_COST,
     Candidates,
     Snapshot,
     WeighedBroker,
     WeighedBrokers,
     WeighedBundle,
-    costs_of,
     less_other_work,
     take,
 )
@@ -38,6 +37,11 @@ LEFT, RIGHT = f"{NAMESPACE}/0x00000000_0x80000000", f"{NAMESPACE}/0x80000000_0xf
 WHOLE = f"{NAMESPACE}/0x00000000_0xffffffff"
 
 
+def calls(rate: float) -> float:
+    """The cost of a bundle that is called so often per second."""
+    return costs_of([BundleLoad(calls_per_second=rate)])[0]
+
+
 def report(
     broker: str,
     /,
@@ -45,16 +49,13 @@ def report(
     at_ms: int = NOW_MS,
     unnamed: int = 0,
     unnamed_cost: float = 0.0,
-    **calls: float,
+    **rates: float,
 ) -> Load:
     """A report with the calls per second of the bundles `left`, `right` and `whole`, and the count
     and cost of unnamed bundles.
     """
     names = {"left": LEFT, "right": RIGHT, "whole": WHOLE}
-    costs = {
-        names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0]
-        for which, rate in calls.items()
-    }
+    costs = {names[which]: calls(rate) for which, rate in rates.items()}
     return Load(
         broker=broker,
         at_ms=at_ms,
@@ -93,32 +94,15 @@ def test_the_view_defines_owners_and_reports_define_weights() -> None:
     channel.own("a", 0)
     channel.own("b", 0x80000000)
     expected = (
+        WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=calls(5)),)),
         WeighedBroker(
-            broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=IDLE_COST + 5),)
-        ),
-        WeighedBroker(
-            broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=IDLE_COST + 7),)
+            broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=calls(7)),)
         ),
         WeighedBroker(broker="c", capacity=100, bundles=()),
     )
     reports = (report("c"), report("b", right=7), report("a", left=5))
     assert expected == tuple(taken(channel, *reports).brokers)
     assert expected == tuple(taken(channel, *reversed(reports)).brokers)
-
-
-def test_costs_are_counted_in_calls() -> None:
-    """0.1 ms of CPU time, 16 KiB, and a hundred sessions or calls in progress each cost a call, in
-    addition to the cost of an idle bundle.
-    """
-    assert IDLE_COST == costs_of([BundleLoad()])[0]
-    load = BundleLoad(
-        calls_per_second=4,
-        bytes_per_second=3 * 16_384,
-        cpu_seconds_per_second=0.5,
-        wall_seconds_per_second=100,
-        sessions=200,
-    )
-    assert IDLE_COST + 4 + 3 + 5_000 + 1 + 2 == costs_of([load])[0]
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
@@ -130,7 +114,7 @@ def test_an_old_report_does_not_count(channel: Channel, at_ms: int) -> None:
     apart = broker_of(snapshot, "a")
     assert "there is no fresh report of its load" == apart.barred
     # As any bundle of which nothing is known.
-    assert (IDLE_COST + 7,) == tuple(bundle.cost for bundle in apart.bundles)
+    assert (calls(7),) == tuple(bundle.cost for bundle in apart.bundles)
     assert broker_of(snapshot, "b").barred is None
     assert ["a", "b", "c"] == list(snapshot.loads)
 
@@ -140,22 +124,22 @@ def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
 
 
 A, B, C = report("a"), report("b", right=7), report("c")
-RIGHT_OF_B = IDLE_COST + 7
+RIGHT_OF_B = calls(7)
 COSTS: dict[str, tuple[bool, Sequence[Load], Mapping[str, float]]] = {
     "of two former owners the newer report counts": (
         False,
         (A, report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2)),
-        {LEFT: IDLE_COST + 3, RIGHT: IDLE_COST + 1},
+        {LEFT: calls(3), RIGHT: calls(1)},
     ),
     "the weight follows a bundle to its new owner": (
         True,
         (report("a", left=5), B, C),
-        {LEFT: IDLE_COST + 5, RIGHT: RIGHT_OF_B},
+        {LEFT: calls(5), RIGHT: RIGHT_OF_B},
     ),
     "the owner's own report replaces it, even if it is older": (
         True,
         (report("a", left=5), B, report("c", at_ms=NOW_MS - 9_000, left=80)),
-        {LEFT: IDLE_COST + 80, RIGHT: RIGHT_OF_B},
+        {LEFT: calls(80), RIGHT: RIGHT_OF_B},
     ),
     "unnamed bundles share the rest of the cost of their broker": (
         False,
@@ -164,13 +148,13 @@ COSTS: dict[str, tuple[bool, Sequence[Load], Mapping[str, float]]] = {
     ),
     "none costs less than an idle one": (
         False,
-        (report("a", whole=5, unnamed=2, unnamed_cost=-5), B, C),
+        (report("a", whole=5, unnamed=2, unnamed_cost=-1e-4), B, C),
         {LEFT: IDLE_COST, RIGHT: RIGHT_OF_B},
     ),
     "one that arrived unnamed after the report costs the mean of all bundles": (
         False,
         (A, report("b", right=50), report("c", whole=0, unnamed=3, unnamed_cost=60)),
-        {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50},
+        {LEFT: (calls(0) + calls(50) + 60) / 5, RIGHT: calls(50)},
     ),
     # What it counted covers only a part of a period.
     "so does one of a broker whose bundles have all just come": (
@@ -180,7 +164,7 @@ COSTS: dict[str, tuple[bool, Sequence[Load], Mapping[str, float]]] = {
             report("b", right=50),
             report("c", whole=0, unnamed=3, unnamed_cost=60),
         ),
-        {LEFT: (2 * IDLE_COST + 50 + 60) / 5, RIGHT: IDLE_COST + 50},
+        {LEFT: (calls(0) + calls(50) + 60) / 5, RIGHT: calls(50)},
     ),
     "where nothing is known all are idle": (
         False,

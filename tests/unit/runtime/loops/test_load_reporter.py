@@ -17,8 +17,8 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
+from equipoise.shedder.costs import BYTES_PER_CALL
 from equipoise.shedder.loads import BundleLoad, Load
-from equipoise.shedder.snapshot import BYTES_PER_CALL
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
 pytestmark = pytest.mark.integration
