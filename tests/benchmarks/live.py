@@ -32,7 +32,7 @@ import uvloop
 from fastapi import FastAPI
 from matplotlib.figure import Figure
 
-from equipoise import BundleLoad, Equipoise, Keyed
+from equipoise import Equipoise, Keyed
 from equipoise.brokers.decision_log import document_of, newest_decisions
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.ranges import key_hash
@@ -63,7 +63,7 @@ SERVER: Final = (
     "PORT",
     "--no-access-log",
 )
-COSTS_OF_PROGRAM: Final = "EQUIPOISE_LIVE_COSTS"
+COSTS_BY_CALLS: Final = "EQUIPOISE_LIVE_BY_CALLS"
 _DECISIONS_MAX: Final = 1_000
 _WINDOWS_MIN: Final = 10
 
@@ -81,22 +81,10 @@ class Page:
     visits: int = 0
 
 
-class CallsOnly(Keyed[Page]):
-    """A service whose CPU time nobody measures."""
-
-    def load(self) -> Mapping[str, BundleLoad]:
-        """See `Service.load`."""
-        return {
-            bundle: BundleLoad(calls_per_second=load.calls_per_second)
-            for bundle, load in super().load().items()
-        }
-
-
 def program() -> FastAPI:
     """Return a program whose calls take as much CPU time as they say."""
     app = FastAPI()
-    kind = CallsOnly if os.environ[COSTS_OF_PROGRAM] == "calls" else Keyed[Page]
-    pages = kind("web/pages", Page, shards=SHARDS)
+    pages = Keyed("web/pages", Page, shards=SHARDS)
 
     @app.post("/visits/{name}")
     @pages.route("name")
@@ -107,8 +95,8 @@ def program() -> FastAPI:
             pass
         return page.visits
 
-    log, address = os.environ["EQUIPOISE_LOG"], os.environ["EQUIPOISE_ADDRESS"]
-    Equipoise(log, pages, cluster="live", address=address).install(app)
+    measures = COSTS_BY_CALLS not in os.environ
+    Equipoise(os.environ["EQUIPOISE_LOG"], pages, cluster="live", measure_cpu=measures).install(app)
     return app
 
 
@@ -318,7 +306,7 @@ class Cluster:
         folder: Path,
         session: aiohttp.ClientSession,
         *,
-        costs: str = "",
+        environment: Mapping[str, str] | None = None,
         server: Sequence[str] = SERVER,
     ) -> None:
         self.timeline = Timeline(name=name)
@@ -327,7 +315,7 @@ class Cluster:
         self._folder = folder
         self._session = session
         self._server = server
-        self._environment = {COSTS_OF_PROGRAM: costs}
+        self._environment = environment
         self.callers = Callers(session, [])
         self._bus = LoadBus(self._log_url)
         self._table = TableView(lambda: open_log(self._log_url), name=self._log_url)
@@ -456,14 +444,14 @@ async def joining(cluster: Cluster) -> Results:
     return {"joined": figures, "calls": cluster.calls()}
 
 
-_BY_CALLS, _MEASURED = {"costs": "calls"}, {"costs": "measured"}
+_BY_CALLS: Final = {"environment": {COSTS_BY_CALLS: "1"}}
 SCENES: Final[Mapping[str, tuple[Callable[[Cluster], Awaitable[Results]], dict[str, Any]]]] = {
     "unequal, by calls": (unequal_then_dearer, _BY_CALLS),
-    "unequal, measured": (unequal_then_dearer, _MEASURED),
+    "unequal, measured": (unequal_then_dearer, {}),
     "hot, by calls": (hot, _BY_CALLS),
-    "hot, measured": (hot, _MEASURED),
+    "hot, measured": (hot, {}),
     "hot, equipoise.examples.visits": (hot, {"server": UVICORN}),
-    "joining, measured": (joining, _MEASURED),
+    "joining, measured": (joining, {}),
 }
 
 
