@@ -701,12 +701,8 @@ def _described(error: ErrorDetails) -> str:
 def _problems(config: WorkerConfig) -> Mapping[str, str]:
     """Return the problems by setting, where type and range are right."""
     problems = {}
-    checks = (
-        ("broker_id", check_broker_id),
-        ("cluster", check_cluster),
-        ("retain", parse_retention),
-    )
-    for setting, check in checks:
+    checks = {"broker_id": check_broker_id, "cluster": check_cluster, "retain": parse_retention}
+    for setting, check in checks.items():
         try:
             if getattr(config, setting) is not None:
                 check(getattr(config, setting))
@@ -731,9 +727,7 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         )
     invalid = next((name for name in config.http_hosts if not is_host(name)), None)
     if invalid is not None:
-        problems["http_hosts"] = (
-            f"{invalid!r} is neither an address nor a host name; a name has no port"
-        )
+        problems["http_hosts"] = f"{invalid!r} is no address or host name; a name has no port"
     problems |= _problems_of_authentication(config)
     problems |= _problems_of_authorization(config)
     problems |= problems_of(config.balancing)

@@ -294,7 +294,7 @@ def test_http_hosts_takes_no_port() -> None:
     """It would never match."""
     with pytest.raises(
         InvalidConfig,
-        match="http_hosts: 'proxy:80' is neither an address nor a host name; a name has no port",
+        match="http_hosts: 'proxy:80' is no address or host name; a name has no port",
     ):
         config(http_hosts="proxy:80")
 
