@@ -14,7 +14,8 @@ Theory of operation:
 * A coroutine that nobody drives is charged for a context in which it awaits nothing.
 
 The CPU time of a thread neither falls nor grows faster than time passes. A clock that jumps, as
-after the move of a virtual machine, is believed only as far as that.
+after the move of a virtual machine, is believed only as far as that. A step of less than `SHORT_NS`
+has used the time that has passed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ P = ParamSpec("P")
 
 # The attribute of a function that stands before the one of a library.
 _FOLLOWED: Final = "equipoise_followed"
+
+SHORT_NS: Final = 1_000_000
+"""What takes the processor from a thread takes it for longer. To read its CPU time takes a
+microsecond, which is much for each step of a request."""
+FRESH_NS: Final = 2_000_000
+"""How old the last reading may be at the beginning of a step, which may be a long one. What the
+thread has used meanwhile, and nobody was charged for, may be charged to a long step that waits."""
 
 _CORES: Final = os.cpu_count() or 1
 _NOTHING: Final = nullcontext()
@@ -72,13 +80,13 @@ class Account:
 
     def charge(self) -> Charge:
         """Return a context whose CPU time is charged to this account."""
-        if self.measures and _thread.frame is None and _is_on_a_loop():
+        if self.measures and threads.own.frame is None and _is_on_a_loop():
             return _Undriven(self)
         return Charge(self)
 
     def block(self) -> AbstractContextManager[object]:
         """Return the same for a part of a charge, which counts alone if nobody drives it."""
-        return _NOTHING if _thread.frame is not None else self.charge()
+        return _NOTHING if threads.own.frame is not None else self.charge()
 
     def called(self) -> Charge | None:
         """Count a call, and let it pay."""
@@ -89,7 +97,7 @@ class Account:
         """Begin a charge that ends with the frame, if not before. Return it; None if there is no
         frame, or if this account pays already.
         """
-        frame = _thread.frame
+        frame = threads.own.frame
         if frame is None or not self.measures:
             return None
         outer = frame.charge
@@ -97,7 +105,7 @@ class Account:
 
     def undriven(self) -> Charge | None:
         """Return a charge that has begun, unless a frame is charged."""
-        return self.charge().__enter__() if _thread.frame is None else None
+        return self.charge().__enter__() if threads.own.frame is None else None
 
     def began(self) -> int:
         """Note that something goes on, from now until `ended` is given the result."""
@@ -145,33 +153,76 @@ class Account:
         )
 
 
+class _Thread:
+    """The frame that a thread runs, and what is known of its CPU time.
+
+    `read_ns` is the CPU time at `read_at_ns`, `charged_ns` what was charged since then.
+    """
+
+    __slots__ = ("charged_ns", "frame", "read_at_ns", "read_ns", "undriven_ns")
+
+    def __init__(self) -> None:
+        self.frame: _Frame | None = None
+        self.undriven_ns = 0  # Charged without a frame, in all.
+        self.read(monotonic_ns())
+
+    def read(self, now_ns: int) -> None:
+        """Read the clock of CPU time."""
+        self.read_ns, self.read_at_ns, self.charged_ns = thread_time_ns(), now_ns, 0
+
+    def used_ns(self, since_ns: int, now_ns: int, *, waits: bool) -> int:
+        """Return the CPU time between two moments, the second one now. `waits`: whether the thread
+        may have waited for anything else than its turn.
+        """
+        passed_ns = now_ns - since_ns
+        if passed_ns < SHORT_NS and not waits:
+            self.charged_ns += passed_ns
+            return passed_ns
+        before_ns = self.read_ns + self.charged_ns
+        self.read(now_ns)
+        return max(0, min(self.read_ns - before_ns, passed_ns))  # A clock may jump.
+
+
+class Threads(threading.local):
+    """What is known of each thread."""
+
+    def __init__(self) -> None:
+        self.own = _Thread()
+
+
+threads: Final = Threads()
+
+
 class _Frame:
     """What a thread runs from `resume` to `pause`."""
 
-    __slots__ = ("_cpu_ns", "_now_ns", "_outer", "charge")
+    __slots__ = ("_outer", "_since_ns", "charge")
+
+    _waits = True
 
     def __init__(self, charge: Charge | None = None) -> None:
         """`charge` pays, if there is none within it."""
         self.charge = charge
         self._outer: _Frame | None = None
-        self._cpu_ns = self._now_ns = 0
+        self._since_ns = 0  # Until then everything is charged.
 
-    def resume(self) -> None:
-        outer = self._outer = _thread.frame
+    def resume(self, thread: _Thread) -> None:
+        outer = self._outer = thread.frame
         if outer is not None:
-            outer.settle()
+            outer.settle(thread)
         charge = self.charge
         if charge is not None:
             if charge.is_over:
                 self.charge = charge.left()
-            self.look()
-        _thread.frame = self
+            self.look(thread)
+        thread.frame = self
 
-    def pause(self) -> None:
-        self.settle()
-        outer = _thread.frame = self._outer
+    def pause(self, thread: _Thread) -> None:
+        if self.charge is not None:
+            self.settle(thread)
+        outer = thread.frame = self._outer
         if outer is not None:
-            outer.look()
+            outer.look(thread)
 
     def end(self) -> None:
         """End the charges that have begun in it."""
@@ -180,30 +231,20 @@ class _Frame:
             charge.is_over = True
             charge = charge.outer
 
-    def look(self) -> None:
-        """Read the clocks."""
-        self._cpu_ns, self._now_ns = thread_time_ns(), monotonic_ns()
+    def look(self, thread: _Thread) -> None:
+        """Charge only what is used from now on."""
+        now_ns = self._since_ns = monotonic_ns()
+        if self._waits or now_ns - thread.read_at_ns >= FRESH_NS:
+            thread.read(now_ns)
 
-    def settle(self) -> None:
-        """Charge what was used since the clocks were read."""
+    def settle(self, thread: _Thread) -> None:
+        """Charge what was used until now."""
         charge = self.charge
         if charge is not None:
-            cpu_ns, now_ns = thread_time_ns(), monotonic_ns()
-            used_ns, passed_ns = cpu_ns - self._cpu_ns, now_ns - self._now_ns
-            used_ns = min(used_ns, passed_ns)
-            if used_ns > 0:
-                charge.account.cpu_ns += used_ns
-            self._cpu_ns, self._now_ns = cpu_ns, now_ns
-
-
-class _Thread(threading.local):
-    """The frame that a thread runs, and the CPU time that was charged in it without one."""
-
-    frame: _Frame | None = None
-    undriven_ns: int = 0
-
-
-_thread: Final = _Thread()
+            now_ns = monotonic_ns()
+            used_ns = thread.used_ns(self._since_ns, now_ns, waits=self._waits)
+            charge.account.cpu_ns += used_ns
+            self._since_ns = now_ns
 
 
 class Charge:
@@ -226,15 +267,16 @@ class Charge:
     def __enter__(self) -> Self:
         if self.is_over:
             return self
-        frame = _thread.frame
+        thread = threads.own
+        frame = thread.frame
         if frame is None:
             frame, self._is_alone = _Frame(), True
-            frame.resume()
+            frame.resume(thread)
         outer, self.frame = frame.charge, frame
         if outer is None:
-            frame.look()
+            frame.look(thread)
         elif outer.account is not self.account:
-            frame.settle()
+            frame.settle(thread)
         self.outer, frame.charge = outer, self
         return self
 
@@ -243,16 +285,16 @@ class Charge:
         if self.is_over:
             return
         self.is_over = True
-        frame = self.frame
-        if frame is None or frame is not _thread.frame:
+        frame, thread = self.frame, threads.own
+        if frame is None or frame is not thread.frame:
             return
         if self._is_alone:
-            frame.pause()
+            frame.pause(thread)
             return
         charge = frame.charge
         left = None if charge is None else charge.left()
         if charge is not None and (left is None or left.account is not charge.account):
-            frame.settle()
+            frame.settle(thread)
         frame.charge = left
 
     def left(self) -> Charge | None:
@@ -274,13 +316,13 @@ class Charge:
 class _Undriven(Charge):
     """A context of a coroutine that nobody drives. It is charged if it awaits nothing."""
 
-    __slots__ = ("_awaited", "_cpu_ns", "_now_ns", "_turn", "_within_ns")
+    __slots__ = ("_awaited", "_cpu_ns", "_since_ns", "_turn", "_within_ns")
 
     def __enter__(self) -> Self:
         self._awaited = list[None]()
         self._turn = asyncio.get_running_loop().call_soon(self._awaited.append, None)
-        self._within_ns = _thread.undriven_ns
-        self._cpu_ns, self._now_ns = thread_time_ns(), monotonic_ns()
+        self._within_ns = threads.own.undriven_ns
+        self._cpu_ns, self._since_ns = thread_time_ns(), monotonic_ns()
         return self
 
     def end(self) -> None:
@@ -290,17 +332,20 @@ class _Undriven(Charge):
         self._turn.cancel()
         if self._awaited:  # The time is of others, too.
             return
-        used_ns = min(thread_time_ns() - self._cpu_ns, monotonic_ns() - self._now_ns)
-        used_ns -= _thread.undriven_ns - self._within_ns  # Of contexts within this one.
+        thread = threads.own
+        used_ns = min(thread_time_ns() - self._cpu_ns, monotonic_ns() - self._since_ns)
+        used_ns -= thread.undriven_ns - self._within_ns  # Of contexts within this one.
         if used_ns > 0:
             self.account.cpu_ns += used_ns
-            _thread.undriven_ns += used_ns
+            thread.undriven_ns += used_ns
 
 
 class _Driven(_Frame, Coroutine[Any, Any, Result]):
     """A coroutine that runs in a frame."""
 
     __slots__ = ("_send", "_steps", "_work")
+
+    _waits = False
 
     def __init__(self, work: Awaitable[Result], charge: Charge | None = None) -> None:
         """`charge` is around it."""
@@ -319,18 +364,18 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401 - what the event loop waits for
-        thread = _thread
+        thread = threads.own
         if self.charge is None and thread.frame is None:  # The same as `resume`, for speed.
             self._outer, thread.frame = None, self
         else:
-            self.resume()
+            self.resume(thread)
         try:
             return self._send(None)
         except BaseException:
             self.end()
             raise
         finally:
-            self.pause()
+            self.pause(thread)
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 - as above
         """Run a step."""
@@ -346,33 +391,34 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
         self.end()
 
     def _step(self, step: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 - as above
-        self.resume()
+        thread = threads.own
+        self.resume(thread)
         try:
             return step(*given)
         except BaseException:
             self.end()
             raise
         finally:
-            self.pause()
+            self.pause(thread)
 
 
 def driven(work: Awaitable[Result], *, measures: bool = True) -> Awaitable[Result]:
     """Return `work` so that it runs in a frame, if that `measures` anything."""
-    return _Driven(work) if measures and _thread.frame is None else work
+    return _Driven(work) if measures and threads.own.frame is None else work
 
 
 def driven_for(account: Account, work: Awaitable[Result]) -> Awaitable[Result]:
     """Return `work` so that it is charged to `account`, with the tasks that it starts, also after
     its end.
     """
-    frame = _thread.frame
+    frame = threads.own.frame
     is_charged = frame is not None and frame.charge is not None and frame.charge.account is account
     return work if is_charged or not account.measures else _Driven(work, Charge(account))
 
 
 def follow_tasks_and_threads() -> None:
-    """Have the tasks that start in a charge on the running loop, and the functions that are given
-    to pools of threads in one, charged as it is. A program with a task factory keeps it.
+    """Have the tasks that start in a frame on the running loop, and the functions that are given to
+    pools of threads in one, charged as it is. A program with a task factory keeps it.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is None:
@@ -391,7 +437,7 @@ def _follow(holder: object, name: str, *, place: int) -> None:
 
     @wraps(give)
     def followed(*given: object, **named: object) -> object:
-        if len(given) > place and _thread.frame is not None:
+        if len(given) > place and threads.own.frame is not None:
             function = cast("Callable[..., object]", given[place])
             given = *given[:place], _in_charge(function), *given[place + 1 :]
         return give(*given, **named)
@@ -405,15 +451,15 @@ def _task(
     work: Coroutine[Any, Any, Result] | Generator[Any, None, Result],
     **options: Any,  # noqa: ANN401 - those of `asyncio.Task`
 ) -> asyncio.Task[Result]:
-    frame = _thread.frame
-    if frame is not None and frame.charge is not None and isinstance(work, CoroutineType):
+    frame = threads.own.frame
+    if frame is not None and isinstance(work, CoroutineType):
         work = _Driven(work, frame.charge)
     return asyncio.Task(work, loop=loop, **options)
 
 
 def _in_charge(function: Callable[P, Result]) -> Callable[P, Result]:
     """Return a function to run in a thread, which is charged as this step is."""
-    frame = _thread.frame
+    frame = threads.own.frame
     if frame is None or frame.charge is None:
         return function
     account = frame.charge.account

@@ -1,7 +1,8 @@
-"""What routing by key costs a program of FastAPI under uvicorn: CPU time of each request over that
-of the bare program. `make bench BENCH=key_routing` prints one JSON line, in less than a minute.
+"""What routing by key costs a program of FastAPI under uvicorn, and to measure the CPU time of each
+key: CPU time of each request over that of the bare program, and over that with `measure_cpu` off.
+`make bench BENCH=key_routing` prints one JSON line, in about a minute.
 
-The three programs are asked in turns, each for a key that it owns.
+The programs are asked in turns, each for a key that it owns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HOST: Final = "127.0.0.1"
 CONNECTIONS: Final = 16
 ROUNDS, ROUND_S = 7, 1.5
 PATH: Final = "/visits/home"
-PROGRAMS: Final = ("bare", "by_key", "keyed")
+PROGRAMS: Final = ("bare", "by_key", "by_key_unmeasured", "keyed", "keyed_unmeasured")
 
 
 @dataclass
@@ -45,12 +46,15 @@ def program(kind: str, address: str, folder: str) -> object:
         page.visits += 1
         return {"page": name, "visits": page.visits}
 
-    endpoint = pages.route("name")(visit_page) if kind == "keyed" else visit
+    is_keyed, measures = kind.startswith("keyed"), "unmeasured" not in kind
+    endpoint = pages.route("name")(visit_page) if is_keyed else visit
     app.get("/visits/{name}")(endpoint)
     if kind == "bare":
         return app
-    member = Equipoise(f"sqlite:{folder}/{kind}.db", pages, cluster="bench", address=address)
-    if kind == "by_key":
+    member = Equipoise(
+        f"sqlite:{folder}/{kind}.db", pages, cluster="bench", address=address, measure_cpu=measures
+    )
+    if not is_keyed:
         return member.wrap(app, keys={"/visits/{key}": "web/pages"})
     member.install(app)
     return app
@@ -78,18 +82,19 @@ async def measured(directory: Path) -> Results:
                 )
                 assert not done.failures, done.failures[0]
                 costs[name].append((cpu_s(pid) - before_s) / len(done.latencies_ms) * 1e6)
-    over = {
-        name: [one - bare for one, bare in zip(costs[name], costs["bare"], strict=True)]
-        for name in PROGRAMS[1:]
-    }
+    pairs = [(name, "bare") for name in ("by_key", "keyed")]
+    pairs += [(name, f"{name}_unmeasured") for name in ("by_key", "keyed")]
     return {"bare": summary(costs["bare"], "us of CPU")} | {
-        f"{name}_over_bare": summary(values, "us of CPU") for name, values in over.items()
+        f"{name}_over_{other}": summary(
+            [one - less for one, less in zip(costs[name], costs[other], strict=True)], "us of CPU"
+        )
+        for name, other in pairs
     }
 
 
 async def until_answered(port: int) -> None:
     """Wait until a program serves the key."""
-    for _ in range(400):
+    for _ in range(2_000):
         try:
             done = await load(HOST, port, PATH, connections=1, seconds=0.0)
         except OSError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,37 +18,16 @@ from equipoise.brokers.load.metering import (
     driven_for,
     follow_tasks_and_threads,
 )
-
-
-class Clocks:
-    """Clocks of CPU time, one for each thread, and one of time. They only move when a test says."""
-
-    def __init__(self) -> None:
-        self.used = dict[int, int]()
-        self.jumped_ns = 0
-        self.passed_ns = 0
-
-    def cpu_ns(self) -> int:
-        return self.used.get(threading.get_ident(), 0) + self.jumped_ns
-
-    def now_ns(self) -> int:
-        return sum(self.used.values()) + self.passed_ns
-
-    def use(self, ns: int) -> None:
-        """Use CPU time in this thread."""
-        ident = threading.get_ident()
-        self.used[ident] = self.used.get(ident, 0) + ns
+from tests.load.cpu_clocks import CpuClocks, cpu_clocks
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    made = Clocks()
-    monkeypatch.setattr(metering, "thread_time_ns", made.cpu_ns)
-    monkeypatch.setattr(metering, "monotonic_ns", made.now_ns)
-    return made
+def clocks() -> Iterator[CpuClocks]:
+    with cpu_clocks() as made:
+        yield made
 
 
-async def test_a_charge_pays_for_its_steps_and_not_for_those_of_others(clocks: Clocks) -> None:
+async def test_a_charge_pays_for_its_steps_and_not_for_those_of_others(clocks: CpuClocks) -> None:
     one, other = Account(), Account()
 
     async def work(account: Account, ns: int) -> None:
@@ -64,7 +42,7 @@ async def test_a_charge_pays_for_its_steps_and_not_for_those_of_others(clocks: C
     assert (15, 21) == (one.cpu_ns, other.cpu_ns)
 
 
-async def test_only_the_innermost_charge_pays(clocks: Clocks) -> None:
+async def test_only_the_innermost_charge_pays(clocks: CpuClocks) -> None:
     """So a call of a key in a request for another key is charged once."""
     outer, inner = Account(), Account()
 
@@ -89,7 +67,7 @@ async def test_only_the_innermost_charge_pays(clocks: Clocks) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError()], ids=repr)
 async def test_work_that_fails_is_charged_and_its_error_passes(
-    error: BaseException, clocks: Clocks
+    error: BaseException, clocks: CpuClocks
 ) -> None:
     account = Account()
 
@@ -105,7 +83,7 @@ async def test_work_that_fails_is_charged_and_its_error_passes(
     assert account.cpu_ns == 9
 
 
-async def test_a_cancelled_task_is_charged_to_its_end(clocks: Clocks) -> None:
+async def test_a_cancelled_task_is_charged_to_its_end(clocks: CpuClocks) -> None:
     account = Account()
 
     async def work() -> str:
@@ -125,7 +103,7 @@ async def test_a_cancelled_task_is_charged_to_its_end(clocks: Clocks) -> None:
     assert (await task, 7) == ("ended", account.cpu_ns)
 
 
-async def test_asynchronous_generators_are_charged_where_they_run(clocks: Clocks) -> None:
+async def test_asynchronous_generators_are_charged_where_they_run(clocks: CpuClocks) -> None:
     """Also if one is closed in another task than it has begun in."""
     account = Account()
 
@@ -147,7 +125,7 @@ async def test_asynchronous_generators_are_charged_where_they_run(clocks: Clocks
     assert account.cpu_ns == 11
 
 
-async def test_what_a_frame_has_begun_ends_with_it(clocks: Clocks) -> None:
+async def test_what_a_frame_has_begun_ends_with_it(clocks: CpuClocks) -> None:
     """A service may begin work, and not finish it, because its caller is gone."""
     account = Account()
 
@@ -166,7 +144,7 @@ async def test_what_a_frame_has_begun_ends_with_it(clocks: Clocks) -> None:
 
 
 async def test_a_task_is_charged_as_long_as_the_charge_lasts_in_which_it_began(
-    clocks: Clocks,
+    clocks: CpuClocks,
 ) -> None:
     """Frameworks run handlers and streams in tasks of their own."""
     account = Account()
@@ -202,7 +180,7 @@ async def test_a_task_is_charged_as_long_as_the_charge_lasts_in_which_it_began(
     assert account.cpu_ns == 230
 
 
-async def test_a_cancelled_group_ends_its_tasks_before_their_first_step(clocks: Clocks) -> None:
+async def test_a_cancelled_group_ends_its_tasks_before_their_first_step(clocks: CpuClocks) -> None:
     """Anyio looks at the state of the coroutines."""
     account, began = Account(), list[str]()
     follow_tasks_and_threads()
@@ -226,7 +204,7 @@ async def test_a_cancelled_group_ends_its_tasks_before_their_first_step(clocks: 
 
 
 async def test_tasks_that_are_opened_for_an_ownership_are_charged_also_later(
-    clocks: Clocks,
+    clocks: CpuClocks,
 ) -> None:
     account = Account()
     follow_tasks_and_threads()
@@ -256,7 +234,7 @@ async def test_tasks_that_are_opened_for_an_ownership_are_charged_also_later(
     ids=["starlette", "anyio", "asyncio", "executor"],
 )
 async def test_functions_in_pools_of_threads_are_charged(
-    run: Callable[[Callable[[], int]], Coroutine[Any, Any, int]], clocks: Clocks
+    run: Callable[[Callable[[], int]], Coroutine[Any, Any, int]], clocks: CpuClocks
 ) -> None:
     """FastAPI runs the endpoints there that are no coroutine functions."""
     account, inner = Account(), Account()
@@ -280,7 +258,7 @@ async def test_functions_in_pools_of_threads_are_charged(
     assert (18, 200) == (account.cpu_ns, inner.cpu_ns), "nobody pays"
 
 
-def test_a_thread_is_charged_for_the_work_that_it_encloses(clocks: Clocks) -> None:
+def test_a_thread_is_charged_for_the_work_that_it_encloses(clocks: CpuClocks) -> None:
     outer, inner = Account(), Account()
 
     def work() -> None:
@@ -298,7 +276,9 @@ def test_a_thread_is_charged_for_the_work_that_it_encloses(clocks: Clocks) -> No
     assert (24, 12) == (outer.cpu_ns, inner.cpu_ns)
 
 
-async def test_a_coroutine_that_nobody_drives_pays_for_what_awaits_nothing(clocks: Clocks) -> None:
+async def test_a_coroutine_that_nobody_drives_pays_if_it_awaits_nothing(
+    clocks: CpuClocks,
+) -> None:
     outer, inner = Account(), Account()
 
     async def work(awaits: int) -> None:
@@ -318,7 +298,7 @@ async def test_a_coroutine_that_nobody_drives_pays_for_what_awaits_nothing(clock
 
 @pytest.mark.parametrize("jump_ns", [-(10**12), 10**18], ids=["back", "ahead"])
 async def test_a_clock_that_jumps_charges_no_more_than_the_time_that_passed(
-    jump_ns: int, clocks: Clocks
+    jump_ns: int, clocks: CpuClocks
 ) -> None:
     """As after the move of a virtual machine to another host."""
     account = Account()
@@ -334,10 +314,42 @@ async def test_a_clock_that_jumps_charges_no_more_than_the_time_that_passed(
             clocks.use(30)
 
     await driven(work())
-    assert account.cpu_ns == 40 if jump_ns < 0 else 63
+    assert account.cpu_ns == (40 if jump_ns < 0 else 63)
 
 
-async def test_charges_that_end_out_of_order_are_paid_by_those_that_last(clocks: Clocks) -> None:
+async def test_short_steps_have_used_the_time_that_has_passed(
+    clocks: CpuClocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read the CPU time of each would cost a request more than all else. The CPU time of long
+    steps is read, and then nothing counts twice.
+    """
+    account, reads = Account(), list[int]()
+
+    def read() -> int:
+        reads.append(clocks.cpu_ns())
+        return reads[-1]
+
+    monkeypatch.setattr(metering, "thread_time_ns", read)
+    monkeypatch.setattr(metering, "SHORT_NS", 100)
+    monkeypatch.setattr(metering, "FRESH_NS", 1_000)
+
+    async def work() -> None:
+        with account.charge():
+            for _ in range(10):
+                clocks.use(50)
+                clocks.passed_ns += 7  # The thread waits for its turn.
+                await asyncio.sleep(0)
+            clocks.use(300)
+            clocks.passed_ns += 1_000
+            await asyncio.sleep(0)
+
+    clocks.passed_ns += 1_000_000
+    await driven(work())
+    assert account.cpu_ns == 800
+    assert len(reads) == 2
+
+
+async def test_charges_that_end_out_of_order_are_paid_by_those_that_last(clocks: CpuClocks) -> None:
     first, second = Account(), Account()
 
     async def work() -> None:
@@ -373,7 +385,7 @@ async def test_nothing_is_read_where_nothing_is_measured(
     assert load.wall_seconds_per_second > 0
 
 
-def test_the_load_is_what_was_used_since_the_last_question(clocks: Clocks) -> None:
+def test_the_load_is_what_was_used_since_the_last_question(clocks: CpuClocks) -> None:
     account = Account()
     assert account.take() is None
     account.called()
@@ -397,7 +409,7 @@ def test_the_load_is_what_was_used_since_the_last_question(clocks: Clocks) -> No
     assert account.take() is None
 
 
-def test_a_minute_in_a_thread_is_no_burst(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minute_in_a_thread_is_spread(clocks: CpuClocks, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is charged when it ends, and then counts as what all cores can do, until it is used up."""
     monkeypatch.setattr(metering, "_CORES", 2)
     account = Account()
