@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,12 @@ from typing import Any, Final, Protocol, Self, TypedDict, Unpack, cast
 from yarl import URL
 
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp
-from equipoise.brokers.runtime.embedding.embedded import ADDRESS_VARIABLE, READY_MS_MAX, Worker
+from equipoise.brokers.runtime.embedding.embedded import (
+    ADDRESS_VARIABLE,
+    LINGER_MS,
+    READY_MS_MAX,
+    Worker,
+)
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
 from equipoise.brokers.runtime.service import Service, ServiceHost
 from equipoise.brokers.sharded.keyed import ROUTED, UNROUTED, Keyed
@@ -121,6 +126,20 @@ class Equipoise(Worker):
     the broker to other brokers first. Everything runs on the event loop that enters. Outside the
     context calls raise `CallerError`.
 
+    At SIGTERM and SIGINT, in the context and in the main thread:
+
+    1. The broker drains.
+    2. The program continues to answer until no call for a key has come for 0.2 s, and for
+       `linger_ms` at most. Callers follow its redirects and learn the new owners, and load
+       balancers see that `/ready` answers 503. This step is left out if no other broker takes the
+       bundles: then calls that wait for an owner are answered 503.
+    3. Long polls and streams of `asgi` end, because a server would wait for them. Then the handler
+       that was there before handles the signal. Where there is none for SIGTERM, the context ends
+       as when its task is cancelled, and then the process.
+
+    A second signal goes to that handler at once. If the event loop handles the signals, as under
+    hypercorn, nothing is done before it; the log of a web program says so.
+
     A broker may end before its program does: its log was replaced, or its disk failed. It does not
     come back. Then:
 
@@ -137,6 +156,7 @@ class Equipoise(Worker):
         *services: Keyed[Any] | Tasks | Mapping[str, Service],
         cluster: str,
         address: str | None = None,
+        linger_ms: int = LINGER_MS,
         **settings: Unpack[Settings],
     ) -> None:
         """A mapping is from patterns of namespaces, such as `shop/*`, to services of your own.
@@ -145,6 +165,7 @@ class Equipoise(Worker):
         * `address`: where other programs and callers reach this one, such as `http://host:8000`.
           Default: EQUIPOISE_ADDRESS in the environment when the program starts. One that is neither
           installed nor mounted needs none: its worker listens on a port of its own.
+        * `linger_ms`: how long the program answers at most after it has drained.
         * `settings`: any setting of a broker, by name. A broker with a `broker_id` comes back as
           itself, and has its `data_dir` beside the log, if that is a file. Without one it is new at
           each start. With `http_port` it listens at this port, beside the program's.
@@ -173,6 +194,7 @@ class Equipoise(Worker):
             registered |= each
         self._sharded = [each for each in services if isinstance(each, Keyed | Tasks)]
         self._address = address
+        self._linger_ms = linger_ms
         self._creating: asyncio.Task[None] | None = None
         if address is not None:
             _check_address(address)
@@ -195,6 +217,11 @@ class Equipoise(Worker):
         if self._address is None:
             self._find_address()
         await super().__aenter__()
+        try:
+            self._parts.enter_context(self._draining(self._linger_ms))
+        except CallerError as error:
+            if self._mounted is not None:
+                _logger.warning("callers may be refused at the end: %s", error)
         self._started.promised = frozenset(each.namespace for each in self._sharded)
         if not self._started.is_reachable:
             self._creating = asyncio.create_task(self._create_later())
@@ -298,12 +325,7 @@ class Equipoise(Worker):
             return
         show_log_lines()
         async with self:
-            with ExitStack() as until_end:
-                try:
-                    until_end.enter_context(self.drain_on_signals())
-                except CallerError as error:
-                    _logger.warning("callers may be refused at the end: %s", error)
-                yield
+            yield
 
     def _check_endpoint(self, path: str, endpoint: object) -> None:
         """Raise `CallerError` for an endpoint with `Keyed.route` that cannot get its object."""

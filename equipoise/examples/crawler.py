@@ -41,8 +41,7 @@ async def fetch(site: str) -> bytes:
 async def main() -> None:
     """Crawl until the program is stopped."""
     async with Equipoise("sqlite:crawler.db", Tasks(NAMESPACE, crawl), cluster="crawler") as member:
-        with member.drain_on_signals():
-            await member.finished()
+        await member.finished()
 
 
 if __name__ == "__main__":

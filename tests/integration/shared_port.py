@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 
-from equipoise import Peer
-from equipoise.brokers.runtime.embedding.embedded import Worker
+from equipoise import Equipoise, Peer
 from equipoise.examples.counter import Counter
 
-worker = Worker(os.environ["EQUIPOISE_LOG"], Counter(), http_port=0)
+services = {"shop/*": Counter()}
+worker = Equipoise(os.environ["EQUIPOISE_LOG"], services, cluster="shop", http_port=0, linger_ms=0)
 
 
 @asynccontextmanager
@@ -23,8 +23,7 @@ async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
     """Run the worker."""
     async with worker:
         await worker.create_namespace("shop/orders")
-        with worker.drain_on_signals(linger_ms=0):
-            yield
+        yield
 
 
 app = FastAPI(lifespan=lifespan)

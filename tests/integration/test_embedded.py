@@ -5,9 +5,12 @@ file.
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 import time
 import uuid
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,6 +32,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
 )
 from equipoise.channel.system.clocks import Deadline
+from tests.house.house_rules import ROOT
 from tests.unit.security.signing import SETTINGS, bearer, token
 
 pytestmark = pytest.mark.integration
@@ -99,6 +103,45 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
         served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
         assert all(isinstance(each, Ownership) for each in served)
         assert b"goes" in keeper.handed_over
+
+
+ENDED = """
+import asyncio, sys
+from tests.integration.test_embedded import NAMESPACE, Keeper
+from equipoise import Equipoise
+
+async def main():
+    try:
+        async with Equipoise(sys.argv[1], {NAMESPACE: Keeper()}, cluster="equipoise") as goes:
+            await goes.create_namespace(NAMESPACE)
+            await goes.route(NAMESPACE, "key")
+            print(goes.broker_id, flush=True)
+            await goes.finished()
+    finally:
+        print("left")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, -signal.SIGINT)])
+async def test_a_plain_program_hands_over_at_a_signal(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Nothing else is written for it. Its contexts end before it does."""
+    log, keeper = f"sqlite:{tmp_path}/channel.db", Keeper()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENDED, log), cwd=ROOT, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdout is not None
+    goes = (await process.stdout.readline()).strip()
+    async with Worker(log, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
+        process.send_signal(number)
+        output, errors = await process.communicate()
+        assert (b"left\n", code) == (output, process.returncode), errors
+        assert number == signal.SIGINT or not errors
+        assert isinstance(await stays.route(NAMESPACE, "key"), Ownership)
+        assert {goes} == set(keeper.handed_over)
 
 
 def test_a_named_broker_on_kafka_needs_a_data_dir() -> None:

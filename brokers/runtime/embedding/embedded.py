@@ -1,7 +1,7 @@
 """Run a broker inside a user's program, on its event loop or in a thread.
 
 `Worker` and `WorkerInThread` wrap `brokers.runtime.broker.Broker`. Signals belong to the program.
-`drain_on_signals` drains a broker before the server of its program handles SIGTERM or SIGINT.
+`draining` drains a broker before the server of its program handles SIGTERM or SIGINT.
 
 Web servers close their listener first, and tell the program afterwards. Callers that come meanwhile
 are refused. So the broker takes the signal first, moves its bundles away while the program still
@@ -124,6 +124,35 @@ def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
         restore()
         for task in tasks:
             task.cancel()
+
+
+@contextmanager
+def ending_at_sigterm() -> Iterator[None]:
+    """Where nothing handles SIGTERM, let it cancel the task that has entered, and raise
+    `SystemExit` at the end. Without this the process would end with its contexts open.
+    """
+    task, loop, has_come = asyncio.current_task(), asyncio.get_running_loop(), False
+    is_main = threading.current_thread() is threading.main_thread()
+    if task is None or not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        has_come = True
+        loop.call_soon_threadsafe(task.cancel)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_come:
+            raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) == end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if has_come:
+        raise SystemExit
 
 
 async def lingered(
@@ -517,28 +546,8 @@ class Worker:
         return None if view.can_give(agent.incarnation) else False
 
     @contextmanager
-    def drain_on_signals(self, *, linger_ms: int = LINGER_MS) -> Iterator[None]:
-        """Drain at SIGTERM and SIGINT, before the program's server handles the signal and closes
-        its listener.
-
-        Use it inside the context of the worker, around the `yield` of a lifespan. At a signal:
-
-        1. The worker drains.
-        2. The program continues to answer until no call for a key has come for 0.2 s, and for
-           `linger_ms` at most. Callers follow its redirects and learn the new owners, and load
-           balancers see that `/ready` answers 503. This step is left out if no other broker takes
-           the bundles: then calls that wait for an owner are answered 503.
-        3. Long polls and streams of `asgi()` end, because the server would wait for them. Then the
-           server handles the signal.
-
-        A second signal goes to the server at once. It works under uvicorn, also as a worker of
-        gunicorn, and in programs that handle the signals with `signal.signal`. In a thread it does
-        nothing, because threads get no signals.
-
-        Raises `CallerError` if the server handles signals on the event loop, and outside the
-        context.
-        """
-        self.check()
+    def _draining(self, linger_ms: int) -> Iterator[None]:
+        """Drain at SIGTERM and SIGINT, and continue to answer for `linger_ms` at most."""
 
         async def drain() -> None:
             try:
@@ -551,7 +560,7 @@ class Worker:
                 if self._broker is not None:
                     await self._broker.end_waits()
 
-        with draining(drain):
+        with ending_at_sigterm(), draining(drain):
             yield
 
     async def finished(self) -> None:

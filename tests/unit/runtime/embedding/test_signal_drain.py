@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from equipoise.brokers.runtime.embedding.embedded import draining, lingered
+from equipoise.brokers.runtime.embedding.embedded import draining, ending_at_sigterm, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
 from tests import virtual_time
 
@@ -88,6 +88,47 @@ async def test_a_drain_that_fails_does_not_keep_the_signal(story: Story) -> None
         os.kill(os.getpid(), signal.SIGTERM)
         await story.ended.wait()
     assert ["server ends at SIGTERM"] == story.lines
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_without_a_handler_of_sigterm_the_contexts_end_before_the_process(
+    story: Story, swallows: bool
+) -> None:
+    """Also if the code in it takes its cancellation for its end."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    story.goes_on.set()
+
+    async def run() -> None:
+        with ending_at_sigterm(), draining(story.drain):
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                story.lines.append("cancelled")
+                if not swallows:
+                    raise
+
+    with pytest.raises(SystemExit) as ended:
+        await run()
+    assert (["drain", "drained", "cancelled"], None) == (story.lines, ended.value.code)
+    assert signal.SIG_DFL == signal.getsignal(signal.SIGTERM)
+
+
+async def test_a_cancellation_by_others_stays_one(story: Story) -> None:
+    """With a handler of SIGTERM, and without one."""
+
+    async def wait() -> None:
+        with ending_at_sigterm(), draining(story.drain):
+            await asyncio.sleep(60)
+
+    for handler in (story.server, signal.SIG_DFL):
+        signal.signal(signal.SIGTERM, handler)
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert handler == signal.getsignal(signal.SIGTERM)
 
 
 async def test_without_a_signal_the_handlers_come_back(story: Story) -> None:
