@@ -39,13 +39,13 @@ class Messaging:
         # Written out for speed: a broker makes thousands of these per sample. NaN fails each
         # comparison.
         if not (
-            0 <= self.messages_in_per_second < math.inf
-            and 0 <= self.bytes_in_per_second < math.inf
-            and 0 <= self.messages_out_per_second < math.inf
-            and 0 <= self.bytes_out_per_second < math.inf
-            and 0 <= self.producers < math.inf
-            and 0 <= self.consumers < math.inf
-            and 0 <= self.topics < math.inf
+            0 <= self.messages_in_per_second <= FIGURE_MAX
+            and 0 <= self.bytes_in_per_second <= FIGURE_MAX
+            and 0 <= self.messages_out_per_second <= FIGURE_MAX
+            and 0 <= self.bytes_out_per_second <= FIGURE_MAX
+            and 0 <= self.producers <= FIGURE_MAX
+            and 0 <= self.consumers <= FIGURE_MAX
+            and 0 <= self.topics <= FIGURE_MAX
         ):
             raise _refusal_of(self)
 
@@ -60,9 +60,13 @@ class BundleLoad:
       long they lasted, all together, so the mean number of calls in progress.
     * `memory_bytes`: what it keeps in memory; 0: not known. No move brings a broker above
       `placement.memory_percent_max` of its memory.
+    * `cost`: what it costs as its service knows it, in `unit`, such as `tokens/s` or `seats`. It
+      replaces what the other figures cost. All bundles of a namespace have one unit. No move brings
+      a broker above its `capacities` of the unit.
     * `messaging` holds the details of a bundle of topics.
 
-    Raises `CallerError` for a number that is negative or not finite.
+    Raises `CallerError` for a number that is negative, not finite or above 10^18, for a cost
+    without a unit, and for a unit that is not 1 to 32 printable characters.
     """
 
     calls_per_second: float = 0.0
@@ -71,33 +75,56 @@ class BundleLoad:
     wall_seconds_per_second: float = 0.0
     sessions: int = 0
     memory_bytes: int = 0
+    cost: float = 0.0
+    unit: str = ""
     messaging: Messaging | None = None
 
     def __post_init__(self) -> None:
         # As in `Messaging`.
         if not (
-            0 <= self.calls_per_second < math.inf
-            and 0 <= self.bytes_per_second < math.inf
-            and 0 <= self.cpu_seconds_per_second < math.inf
-            and 0 <= self.wall_seconds_per_second < math.inf
-            and 0 <= self.sessions < math.inf
-            and 0 <= self.memory_bytes < math.inf
+            0 <= self.calls_per_second <= FIGURE_MAX
+            and 0 <= self.bytes_per_second <= FIGURE_MAX
+            and 0 <= self.cpu_seconds_per_second <= FIGURE_MAX
+            and 0 <= self.wall_seconds_per_second <= FIGURE_MAX
+            and 0 <= self.sessions <= FIGURE_MAX
+            and 0 <= self.memory_bytes <= FIGURE_MAX
+            and 0 <= self.cost <= FIGURE_MAX
         ):
             raise _refusal_of(self)
+        if self.unit:
+            check_unit(self.unit)
+        elif self.cost:
+            raise CallerError(
+                f"the cost {self.cost!r} of a bundle has no unit: give BundleLoad unit=, such as"
+                " unit='tokens/s'"
+            )
+
+
+def check_unit(unit: str) -> str:
+    """Return the unit of a declared cost. Raise `CallerError` for what is none."""
+    is_text: bool = isinstance(unit, str)
+    if not (is_text and 0 < len(unit) <= UNIT_CHARACTERS_MAX and unit.isprintable()):
+        raise CallerError(
+            f"{unit!r:.60} is no unit of costs: use 1 to {UNIT_CHARACTERS_MAX} printable"
+            " characters, such as tokens/s"
+        )
+    return unit
 
 
 def _refusal_of(load: BundleLoad | Messaging) -> CallerError:
     figures = (
-        (each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging"
+        (each.name, getattr(load, each.name))
+        for each in fields(load)
+        if each.name not in ("messaging", "unit")
     )
-    name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
+    name, value = next((name, value) for name, value in figures if not 0 <= value <= FIGURE_MAX)
     return impossible_figure("bundle", name, value)
 
 
 def impossible_figure(subject: str, field: str, value: float) -> CallerError:
     """Return the error for a load of a `bundle` or `topic` that cannot be."""
     return CallerError(
-        f"a {subject} cannot have {field}={value!r}: the figure must be finite and not negative"
+        f"a {subject} cannot have {field}={value!r:.60}: the figure must be from 0 to 10^18"
     )
 
 
@@ -113,6 +140,12 @@ FIGURE_MAX: Final = 1e18
 # configured as 0.1 Gbit/s reaches 1,000. A larger use would hide all other brokers in the mean and
 # the deviation.
 USE_MAX: Final = 1_000.0
+
+UNIT_CHARACTERS_MAX: Final = 32
+
+DECLARED_MAX: Final = 8
+"""The most namespaces with a cost of their own, and units with a capacity, of a broker: a report
+has 6 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +253,21 @@ class BundleTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the services of a broker declare of its bundles of one namespace: their cost in `unit`,
+    all together, averaged over minutes.
+
+    * `estimate`: what they would cost without that, a share of a core.
+    * `rate`: the share of a core that one unit counts as, here.
+    """
+
+    unit: str
+    amount: float = 0.0
+    estimate: float = 0.0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The load of one broker: as it has measured it, or with averages over all its reports, made by
     `averaged`.
@@ -233,6 +281,8 @@ class Load:
     * `noise`: the standard error of `cost`, see `brokers.load.sampling`; None: not known yet.
     * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known
       yet. `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
+    * `declared`: by namespace. `capacities`: how much of a unit it can take, by unit.
+    * `problem`: why the load of its bundles is not known; None: it is.
     * `history`: the configured share of an average that remains after `STEP_MS`.
     """
 
@@ -250,6 +300,9 @@ class Load:
     noise: float | None = 0.0
     cpu_use: float | None = None
     cpu_cost: float = 0.0
+    declared: Mapping[str, Declared] = field(default_factory=dict)
+    capacities: Mapping[str, float] = field(default_factory=dict)
+    problem: str | None = None
     history: float = 0.9
 
     @property
@@ -353,8 +406,25 @@ def fault_of(load: Load) -> str | None:
     if load.cpu_use is not None and not 0 <= load.cpu_use <= USE_MAX:
         return f"its CPU use is {load.cpu_use!r}"
     costs = (("it", load.cost), ("what it had", load.cpu_cost), *load.costs.items())
-    return next(
+    fault = next(
         (f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None
+    )
+    return fault or _fault_of_units(load)
+
+
+def _fault_of_units(load: Load) -> str | None:
+    for namespace, declared in load.declared.items():
+        fault = fault_among(declared, ("amount", "estimate", "rate"))
+        if fault is not None:
+            return f"its declared cost of {namespace} has {fault}"
+    capacities = load.capacities.items()
+    return next(
+        (
+            f"its capacity is {most!r} {unit}"
+            for unit, most in capacities
+            if not 0 < most <= FIGURE_MAX
+        ),
+        None,
     )
 
 
@@ -411,7 +481,7 @@ def pack(costs: Mapping[str, float], *, total: float) -> bytes:
     """Return the column of these bundles, in their order; empty if `total`, the broker's cost, is 0
     or not finite.
     """
-    if not 0 < total < math.inf:
+    if not 0 < total <= FIGURE_MAX:
         return b""
     names: Iterable[str] = costs
     if len(costs) > COSTS_MAX:

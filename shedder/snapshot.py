@@ -263,7 +263,12 @@ def take(
     apart = {broker: why for broker, why in (maintained or {}).items() if broker in live}
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     pools, idle = _pools(brokers, view)
-    apart = dict.fromkeys(idle, SERVES_NOTHING) | apart
+    unknown = {
+        load.broker: f"the load of its bundles is not known: {load.problem}"
+        for load in by_broker.values()
+        if load.problem is not None and load.broker in live
+    }
+    apart = dict.fromkeys(idle, SERVES_NOTHING) | unknown | apart
     served = [
         view.bundles[each.bundle]
         for load in by_broker.values()
@@ -298,6 +303,11 @@ def take(
         },
         pools=pools,
     )
+
+
+def capacities_in(view: View) -> Mapping[str, int]:
+    """Return the capacity of each live broker, in percent of a core."""
+    return {broker.broker: broker.joined.capacity for broker in view.live_brokers()}
 
 
 def _pools(

@@ -50,7 +50,7 @@ from equipoise.brokers.balancing.room import Refused, Room
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
-from equipoise.shedder.snapshot import Candidates
+from equipoise.shedder.snapshot import Candidates, WeighedBroker
 
 DEFAULT_DOMAIN: Final = "default-domain"
 """The failure domain of a broker without one; Pulsar's name for it."""
@@ -115,7 +115,7 @@ class Destinations:
         self.view = view
         self._loads = loads or {}
         self._rules = rules or PlacementRules()
-        self.room = Room(view, self._loads, percent_max=self._rules.memory_percent_max)
+        self.room = self._room(())
         """What the brokers have room for."""
         self.policies = read_policies(view) if policies is None else policies
         self._about: dict[str, ClusterPolicies] = {}  # By namespace.
@@ -142,6 +142,14 @@ class Destinations:
         self._programs_differ = any(broker.joined.namespaces is not None for broker in self.live)
         # By namespace, if programs differ: the brokers that fit and serve it, and the others.
         self._serving: dict[str, tuple[Brokers, Candidates]] = {}
+
+    def _room(self, weighed: Iterable[WeighedBroker]) -> Room:
+        percent_max = self._rules.memory_percent_max
+        return Room(self.view, self._loads, percent_max=percent_max, weighed=weighed)
+
+    def weigh(self, brokers: Iterable[WeighedBroker]) -> None:
+        """Count costs that services declare, too, by the brokers of a snapshot."""
+        self.room = self._room(brokers)
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
         """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it

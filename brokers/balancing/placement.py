@@ -357,8 +357,12 @@ def choose_among(
 
 
 def believed(loads: Mapping[str, Load]) -> Mapping[str, Load]:
-    """Return the reports without those that hold an impossible figure."""
-    return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
+    """Return the reports without those that hold an impossible figure, or do not know the load."""
+    return {
+        name: loads[name]
+        for name in sorted(loads)
+        if loads[name].problem is None and fault_of(loads[name]) is None
+    }
 
 
 def places_elsewhere(

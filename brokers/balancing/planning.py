@@ -22,12 +22,20 @@ from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, Ba
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from equipoise.channel.core.view import View
+from equipoise.shedder.costs import Exchange, exchanges_of
 from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Budget, Move, Plan, Stay, together
 from equipoise.shedder.policy import Policy
 from equipoise.shedder.reported import format_age, format_duration
 from equipoise.shedder.scheduler import Ends
-from equipoise.shedder.snapshot import Candidates, Since, Snapshot, WeighedBrokers, take
+from equipoise.shedder.snapshot import (
+    Candidates,
+    Since,
+    Snapshot,
+    WeighedBrokers,
+    capacities_in,
+    take,
+)
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
 _REPORTS_MISSED: Final = 3
@@ -46,6 +54,12 @@ class ClusterSnapshot:
 
     destinations: Destinations
     snapshot: Snapshot
+
+    @property
+    def units(self) -> Mapping[str, Exchange]:
+        """What each declared unit of costs counts as."""
+        percents = capacities_in(self.destinations.view)
+        return exchanges_of(self.snapshot.loads.values(), percents)
 
     def clear(self) -> None:
         """Free the weighed brokers; see `WeighedBrokers.clear`."""
@@ -81,6 +95,7 @@ def cluster_snapshot_of(
         maintained=destinations.maintained,
         frozen=controls_in(view, now_ms).why_frozen,
     )
+    destinations.weigh(snapshot.brokers)
     silent = {
         load.broker: (
             f"its last load report was made {format_age(now_ms - load.at_ms)} (limit:"
@@ -194,6 +209,8 @@ def _with_room(plan: Plan, destinations: Destinations) -> Plan:
     """Return the plan without the moves for which earlier ones leave no room. Policies know only
     the room before the first.
     """
+    if not plan.moves:
+        return plan
     room, kept, stays = destinations.room.copy(), list[Move](), list[Stay]()
     for move in plan.moves:
         refusal = room.refusals(move.bundle).get(move.destination or "")

@@ -18,14 +18,24 @@ import orjson
 
 from equipoise.brokers.errors import UnreadableLoad
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, text
+from equipoise.channel.core.fields import (
+    MalformedError,
+    Raw,
+    fail,
+    integer,
+    optional_text,
+    text,
+)
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
 from equipoise.shedder.loads import (
     COSTS_MAX,
+    DECLARED_MAX,
     ENTRY_BYTES,
     RATES,
+    UNIT_CHARACTERS_MAX,
     BundleTraffic,
+    Declared,
     Load,
     Resources,
     Traffic,
@@ -74,9 +84,21 @@ def light(load: Load) -> Load:
         noise=None if load.noise is None else _rounded(load.noise),
         cpu_use=None if load.cpu_use is None else _rounded(load.cpu_use),
         cpu_cost=_rounded(load.cpu_cost),
+        declared={
+            namespace: replace(
+                each,
+                amount=_rounded(each.amount),
+                estimate=_rounded(each.estimate),
+                rate=_rounded(each.rate),
+            )
+            for namespace, each in load.declared.items()
+        },
         bundles=(),
     )
     room = REPORT_BYTES_MAX - len(encode_load(rounded))
+    if room < 0:  # Eight of the longest names of namespaces.
+        rounded = replace(rounded, declared={})
+        room = REPORT_BYTES_MAX - len(encode_load(rounded))
     heaviest_first: list[BundleTraffic] = []
     for each in reversed(load.bundles):  # Rounded one by one, since thousands may not fit.
         bundle = replace(each, traffic=_rounded_traffic(each.traffic), cost=_rounded(each.cost))
@@ -103,6 +125,9 @@ def encode_load(load: Load) -> bytes:
             "noise": load.noise,
             "cpu_use": load.cpu_use,
             "cpu_cost": load.cpu_cost,
+            "declared": {name: astuple(each) for name, each in load.declared.items()},
+            "capacities": dict(load.capacities),
+            "problem": load.problem,
             "column": b64encode(load.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles],
         }
@@ -149,9 +174,32 @@ def _load(document: object) -> Load:
         noise=_unless_null(raw, "noise"),
         cpu_use=_unless_null(raw, "cpu_use"),
         cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
+        declared={namespace: _declared(each) for namespace, each in _few(raw, "declared").items()},
+        capacities={
+            unit: _figure(each, "capacities") for unit, each in _few(raw, "capacities").items()
+        },
+        problem=optional_text(raw, "problem"),
         column=_column(raw),
         bundles=_bundles(raw),
         history=history_in(raw),
+    )
+
+
+def _few(raw: Raw, name: str) -> Raw:
+    """Return an object of at most `DECLARED_MAX` fields."""
+    value = raw.get(name)
+    if not isinstance(value, dict) or len(value) > DECLARED_MAX:
+        fail(f"{name} must be an object of at most {DECLARED_MAX} fields")
+    return value
+
+
+def _declared(row: object) -> Declared:
+    unit, amount, estimate, rate = _row(row, "each of declared", 4)
+    return Declared(
+        unit=text({"a unit": unit}, "a unit", UNIT_CHARACTERS_MAX),
+        amount=_figure(amount, "an amount"),
+        estimate=_figure(estimate, "an estimate"),
+        rate=_figure(rate, "a rate"),
     )
 
 

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from equipoise.brokers.load.metering import Account
-from equipoise.shedder.loads import BundleLoad, Messaging, Resources
+from equipoise.channel.core.ranges import namespace_in
+from equipoise.channel.inspect.story import one_line
+from equipoise.shedder.loads import DECLARED_MAX, FIGURE_MAX, BundleLoad, Messaging, Resources
 
 _logger: Final = logging.getLogger(__name__)
+
+PROBLEM_CHARACTERS_MAX: Final = 200
 
 
 class Loaded(Protocol):
@@ -28,10 +32,13 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoads:
-    """The loads of bundles at `at_ms` of boot time, by name. A bundle without one is idle."""
+    """The loads of bundles at `at_ms` of boot time, by name. A bundle without one is idle.
+    `problem`: why what a service reports is missing; None: all of it is here.
+    """
 
     at_ms: int
     loads: Mapping[str, BundleLoad] = field(default_factory=dict)
+    problem: str | None = None
 
 
 class LoadSampler:
@@ -64,12 +71,14 @@ class LoadSampler:
         """
         now_ms = self._now_ms()
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
-            self._sample = ServiceLoads(at_ms=now_ms, loads=self._take())
+            loads, problem = self._take()
+            self._sample = ServiceLoads(at_ms=now_ms, loads=loads, problem=problem)
         return self._sample
 
-    def _take(self) -> Mapping[str, BundleLoad]:
+    def _take(self) -> tuple[Mapping[str, BundleLoad], str | None]:
         loads: dict[str, BundleLoad] = {}
         problems: dict[int, str] = {}
+        units: dict[str, str] = {}
         for number, service in enumerate(self._services):
             try:
                 loads_of_service: object = service.load()
@@ -89,6 +98,8 @@ class LoadSampler:
                     if type(load) is BundleLoad and type(name) is str and _is_plain(load)
                     else _checked(name, load)
                 )
+                if isinstance(checked, BundleLoad) and checked.unit:
+                    checked = _declared(name, checked, units)
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
                 else:
@@ -99,7 +110,11 @@ class LoadSampler:
             if measured is not None:
                 reported = loads.get(name)
                 loads[name] = measured if reported is None else _merged(measured, reported)
-        return loads
+        named = (
+            f"load() of {type(self._services[number]).__name__}: {problem}"
+            for number, problem in problems.items()
+        )
+        return loads, next((one_line(each)[:PROBLEM_CHARACTERS_MAX] for each in named), None)
 
     def _log(self, problems: Mapping[int, str]) -> None:
         """Log each problem once, when it appears."""
@@ -118,7 +133,7 @@ def _merged(measured: BundleLoad, reported: BundleLoad) -> BundleLoad:
     return replace(
         reported,
         calls_per_second=max(measured.calls_per_second, reported.calls_per_second),
-        bytes_per_second=measured.bytes_per_second + reported.bytes_per_second,
+        bytes_per_second=min(measured.bytes_per_second + reported.bytes_per_second, FIGURE_MAX),
         cpu_seconds_per_second=max(
             measured.cpu_seconds_per_second, reported.cpu_seconds_per_second
         ),
@@ -126,6 +141,17 @@ def _merged(measured: BundleLoad, reported: BundleLoad) -> BundleLoad:
             measured.wall_seconds_per_second, reported.wall_seconds_per_second
         ),
     )
+
+
+def _declared(name: str, load: BundleLoad, units: dict[str, str]) -> BundleLoad | str:
+    """Return a load with a cost of its own; or the problem with it. `units`: of each namespace."""
+    namespace = namespace_in(name)
+    unit = units.setdefault(namespace, load.unit)
+    if unit != load.unit:
+        return f"it declares costs of {namespace} in {unit} and in {load.unit}: use one unit"
+    if len(units) > DECLARED_MAX:
+        return f"it declares costs of more than {DECLARED_MAX} namespaces: leave some out"
+    return load
 
 
 def _checked(name: object, load: object) -> BundleLoad | str:
@@ -140,6 +166,8 @@ def _checked(name: object, load: object) -> BundleLoad | str:
             wall_seconds_per_second=float(load.wall_seconds_per_second),
             sessions=int(load.sessions),
             memory_bytes=int(load.memory_bytes),
+            cost=float(load.cost),
+            unit=str(load.unit),
             messaging=(
                 _plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None
             ),
@@ -157,6 +185,8 @@ def _is_plain(load: BundleLoad) -> bool:
         and type(load.wall_seconds_per_second) is float
         and type(load.sessions) is int
         and type(load.memory_bytes) is int
+        and type(load.cost) is float
+        and type(load.unit) is str
         and (
             messaging is None
             or (

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from equipoise.shedder.loads import Resources, Use
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from equipoise.channel.core.errors import CallerError
+from equipoise.shedder.loads import DECLARED_MAX, FIGURE_MAX, Resources, Use, check_unit
 
 _MIB: Final = 1 << 20
 _BYTE_KBIT: Final = 8 / 1_000
 _MBIT_KBIT: Final = 1_000.0
 _GBIT_KBIT: Final = 1_000_000.0
+
+
+def _amounts(given: object) -> object:
+    """Return what `UNIT=AMOUNT,UNIT=AMOUNT` says."""
+    if not isinstance(given, str):
+        return given
+    if not all("=" in each for each in given.split(",")):
+        raise PydanticCustomError("amounts", "write it as UNIT=AMOUNT, such as tokens/s=2000")
+    return dict(each.rpartition("=")[::2] for each in given.split(","))
+
+
+def _unit(name: str) -> str:
+    try:
+        return check_unit(name)
+    except CallerError as error:
+        raise PydanticCustomError("unit", "{problem}", {"problem": str(error)}) from None
+
+
+Capacities = Annotated[
+    dict[
+        Annotated[str, AfterValidator(_unit)],
+        Annotated[float, Field(gt=0, le=FIGURE_MAX, allow_inf_nan=False)],
+    ],
+    BeforeValidator(_amounts),
+    Field(max_length=DECLARED_MAX),
+]
+"""How much of each unit in which services declare costs a broker can take. A text such as
+`tokens/s=2000,seats=30` is read, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,27 +28,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from operator import mul
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
+from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.costs import (
     ASSUMED,
     BYTES_PER_CALL,
     CALLS_PER_CPU_SECOND,
     Coefficients,
     costs_of,
+    with_declared,
 )
 from equipoise.shedder.loads import (
     FIGURE_MAX,
     BundleLoad,
     BundleTraffic,
+    Declared,
     Load,
     Resources,
     Traffic,
+    blend,
     pack,
 )
 
@@ -293,6 +298,7 @@ def _steps(value: float, step: int, up: float) -> int:
 HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
+_DECLARED_HALF_LIFE_MS: Final = 60_000  # An exchange that jumps would move load.
 _CPU_KNOWN: Final = 0.5  # Of a window. A broker that has just started works hard at first.
 
 
@@ -304,6 +310,7 @@ class Carried:
     * `costs` and `noise`: see `brokers.load.sampling`.
     * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not
       known yet. `cpu_cost`: the cost of the bundles that it had in this time.
+    * `declared`: see `shedder.loads.Load`.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
@@ -321,6 +328,7 @@ class Carried:
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
     memory_bytes: Sequence[int] = ()
+    declared: Mapping[str, Declared] = field(default_factory=dict)
 
     @property
     def settled(self) -> Mapping[str, float]:
@@ -408,6 +416,7 @@ class BundleAverages:
         self._names: tuple[str, ...] = ()
         self._newcomers: frozenset[str] = frozenset()
         self._columns: Sequence[Sequence[float]] = ((),) * _RATES
+        self._declared: Mapping[str, Declared] = {}
         self._windows = CostWindows()
         self._cpu = CostWindows(known=_CPU_KNOWN)
 
@@ -418,6 +427,7 @@ class BundleAverages:
         *,
         cpu_use: float = 0.0,
         coefficients: Coefficients = ASSUMED,
+        rates: Mapping[str, float] = MappingProxyType({}),
         elapsed_ms: int,
         cost_window_ms: int,
     ) -> Carried:
@@ -425,14 +435,17 @@ class BundleAverages:
         previous loads.
 
         * `cpu_use` is the broker's in this time, a fraction of its limit. `coefficients` turn loads
-          into costs.
+          into costs, and `rates`, by unit, what is declared.
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
         * The first load of a bundle is its average, so a bundle that has just moved is known at
           once. The second load replaces it: the first covers only part of a period.
         * Counts (topics, consumers, producers) and memory are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
-        columns = _columns([loads.get(name, idle) for name in names], coefficients)
+        present = [loads.get(name, idle) for name in names]
+        estimates = costs_of(present, coefficients)
+        self._declare(names, present, estimates, rates=rates, elapsed_ms=elapsed_ms)
+        columns = _columns(present, with_declared(present, estimates, rates))
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
@@ -440,9 +453,6 @@ class BundleAverages:
                 self._before(names, columns.rates), columns.rates, strict=True
             )
         ]
-        if not all(math.isfinite(sum(column)) for column in updated):
-            # Otherwise one infinite value would stay in the average for ever.
-            updated = columns.rates
         self._newcomers = (
             frozenset() if self._names == names else frozenset(names).difference(self._names)
         )
@@ -456,7 +466,7 @@ class BundleAverages:
         )
         (cpu, cpu_cost), cpu_noise = self._cpu.update(
             ("use", "cost"),
-            (cpu_use, sum(columns.costs)),
+            (cpu_use, sum(estimates)),  # What is declared may be no CPU time.
             newcomers=(),
             elapsed_ms=max(elapsed_ms, 1),
             window_ms=cost_window_ms,
@@ -478,7 +488,33 @@ class BundleAverages:
             consumers=consumers,
             producers=producers,
             memory_bytes=memory_bytes,
+            declared=self._declared,
         )
+
+    def _declare(
+        self,
+        names: Iterable[str],
+        loads: Iterable[BundleLoad],
+        estimates: Iterable[float],
+        *,
+        rates: Mapping[str, float],
+        elapsed_ms: int,
+    ) -> None:
+        """Average what the services declare, by namespace."""
+        found: dict[str, Declared] = {}
+        for name, load, estimate in zip(names, loads, estimates, strict=True):
+            if load.unit:
+                namespace = namespace_in(name)
+                new = Declared(unit=load.unit, rate=rates.get(load.unit, 0.0))
+                known = found.get(namespace, new)
+                found[namespace] = replace(
+                    known, amount=known.amount + load.cost, estimate=known.estimate + estimate
+                )
+        kept, before = 0.5 ** (max(elapsed_ms, 0) / _DECLARED_HALF_LIFE_MS), self._declared
+        self._declared = {
+            namespace: _blended(before.get(namespace), each, kept)
+            for namespace, each in found.items()
+        }
 
     def _before(
         self, names: tuple[str, ...], new: Sequence[Sequence[float]]
@@ -511,14 +547,27 @@ class _Columns(NamedTuple):
     counts: Sequence[Sequence[int]]
 
 
-def _columns(loads: Sequence[BundleLoad], coefficients: Coefficients) -> _Columns:
-    """Return the columns of these loads, in their order.
+def _blended(before: Declared | None, now: Declared, kept: float) -> Declared:
+    if before is None or before.unit != now.unit:
+        return now
+    return replace(
+        now,
+        amount=blend(before.amount, now.amount, kept=kept),
+        estimate=blend(before.estimate, now.estimate, kept=kept),
+    )
+
+
+def _columns(loads: Sequence[BundleLoad], costs: Sequence[float]) -> _Columns:
+    """Return the columns of these loads and their costs, in their order.
 
     A load without messaging figures is converted: a call counts as an incoming message, a session
     as a consumer. Pulsar's strategies weigh bundles by bytes only. So CPU time counts as bytes,
-    too, and each call as `BYTES_PER_CALL` if a service counts no bytes.
+    too, and each call as `BYTES_PER_CALL` if a service counts no bytes. A declared cost counts as
+    bytes alone.
     """
-    figures = [load.messaging or _as_messaging(load) for load in loads]
+    figures = [
+        load.messaging or _as_messaging(load, cost) for load, cost in zip(loads, costs, strict=True)
+    ]
     return _Columns(
         rates=(
             [each.bytes_in_per_second for each in figures],
@@ -526,7 +575,7 @@ def _columns(loads: Sequence[BundleLoad], coefficients: Coefficients) -> _Column
             [each.messages_in_per_second for each in figures],
             [each.messages_out_per_second for each in figures],
         ),
-        costs=costs_of(loads, coefficients),
+        costs=costs,
         counts=(
             [each.topics for each in figures],
             [each.consumers for each in figures],
@@ -548,9 +597,12 @@ class _UncheckedMessaging(NamedTuple):
     topics: int = 0
 
 
-def _as_messaging(load: BundleLoad) -> _UncheckedMessaging:
-    bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
-    bytes_in += load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
+def _as_messaging(load: BundleLoad, cost: float) -> _UncheckedMessaging:
+    if load.unit:
+        bytes_in = cost * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
+    else:
+        bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
+        bytes_in += load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
     return _UncheckedMessaging(
         bytes_in_per_second=bytes_in,
         messages_in_per_second=load.calls_per_second,
@@ -573,9 +625,16 @@ def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:
 
 
 def sampled(
-    carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings
+    carried: Carried,
+    *,
+    broker: str,
+    at_ms: int,
+    resources: Resources,
+    settings: BalancingSettings,
+    capacities: Mapping[str, float] | None = None,
+    problem: str | None = None,
 ) -> Load:
-    """Return the sample of a broker at `at_ms` (Unix time)."""
+    """Return the sample of a broker at `at_ms` (Unix time). `capacities`, `problem`: see `Load`."""
     rules, cost = settings.reports, carried.cost
     return Load(
         broker=broker,
@@ -591,6 +650,9 @@ def sampled(
         noise=carried.noise,
         cpu_use=carried.cpu_use,
         cpu_cost=carried.cpu_cost,
+        declared=carried.declared,
+        capacities=capacities or {},
+        problem=problem,
         history=rules.history,
     )
 

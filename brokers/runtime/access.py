@@ -23,7 +23,7 @@ from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate, Proofs
 from equipoise.brokers.security.identity import Surface
-from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
+from equipoise.brokers.security.limits import Bounds, IdentityLimits, Limit, of_role
 from equipoise.brokers.security.own_token import OwnToken, stranger_to_broker
 from equipoise.brokers.security.rights import Authorization
 from equipoise.brokers.security.tls import Certificates
@@ -81,7 +81,12 @@ class Access:
             if config.authorization
             else None
         )
-        self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
+        bounds = Bounds(
+            connections=config.identity_connections_max,
+            requests_per_second=config.identity_requests_per_second_max,
+            bytes_per_second=config.identity_bytes_per_second_max,
+        )
+        self.limits = IdentityLimits(bounds, exceeded=self._exceeded)
         if self.gate is not None:
             role = _own_role(config, self.gate, self.own_token, self.certificates)
             self.limits.unlimited = frozenset({of_role(role)})

@@ -27,8 +27,8 @@ from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, problems_of, with_values
 from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.load.resource_use import Capacities
 from equipoise.brokers.runtime.hosts import is_any_address, is_host, is_ipv6, is_loopback
-from equipoise.brokers.security.limits import Bounds
 from equipoise.brokers.security.tls import TlsFiles
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id, check_cluster
@@ -360,6 +360,10 @@ class WorkerConfig(BaseModel):
             " allow."
         ),
     )
+    capacities: Capacities = Field(
+        default_factory=dict,
+        description="Limits of declared costs, by unit: `tokens/s=2000`. No move exceeds them.",
+    )
     failure_domain: Text | None = Field(
         default=None,
         description="What can fail as a whole together with this broker: a rack, a zone.",
@@ -643,15 +647,6 @@ class WorkerConfig(BaseModel):
     def http_url(self) -> str:
         """The broker's HTTP URL for clients."""
         return f"{'http' if self.tls_certificate is None else 'https'}://{self.authority}"
-
-    @property
-    def identity_bounds(self) -> Bounds:
-        """What each identity may take."""
-        return Bounds(
-            connections=self.identity_connections_max,
-            requests_per_second=self.identity_requests_per_second_max,
-            bytes_per_second=self.identity_bytes_per_second_max,
-        )
 
     @property
     def tls_files(self) -> TlsFiles:

@@ -71,7 +71,7 @@ from equipoise.channel.core.errors import (
 from equipoise.channel.core.ranges import bundle_contains, check_namespace, key_hash
 from equipoise.channel.core.records import HANDOVER_BYTES_MAX
 from equipoise.channel.system.clocks import Deadline
-from equipoise.shedder.loads import BundleLoad
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, check_unit, impossible_figure
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -111,10 +111,13 @@ UNROUTED: Final = "equipoise_unrouted"
 
 @dataclass(slots=True)
 class _Part(Generic[T]):
-    """The objects of one open bundle, by key; those that were not used for longest come first."""
+    """The objects of one open bundle, by key; those that were not used for longest come first.
+    `charged`: since the last question for the load.
+    """
 
     ownership: Ownership
     kept: OrderedDict[str, Kept[T]] = field(default_factory=OrderedDict)
+    charged: float = 0.0
 
     @property
     def bundle(self) -> Bundle:
@@ -193,6 +196,7 @@ class Keyed(Service, Generic[T]):
         call_ms: int = CALL_MS,
         idle_ms: int = 600_000,
         unsaved_ms: int = 0,
+        unit: str = "",
     ) -> None:
         """`kind` is a dataclass, a pydantic model, or any type that pydantic encodes as JSON.
 
@@ -204,6 +208,8 @@ class Keyed(Service, Generic[T]):
           store, which keeps up. A process that is killed loses what is unsaved. A move saves it
           first. If a save fails, it is logged and tried again, and the key takes no change
           meanwhile.
+        * `unit`: that of the costs that calls `charge`, such as `tokens/s`. Without one the load
+          is what is measured.
 
         Raises `InvalidName`, and `CallerError` for a type that cannot be encoded, or whose objects
         cannot be changed, and for what is no store.
@@ -230,6 +236,8 @@ class Keyed(Service, Generic[T]):
         if store is not None:
             self._saver = Saver(namespace, store, call_ms=call_ms, unsaved_s=unsaved_ms / 1_000)
         self._idle_s = idle_ms / 1_000
+        self._unit = check_unit(unit) if unit else ""
+        self._asked_s = time.monotonic()
         # By their low ends, which rise.
         self._lows: list[int] = []
         self._parts: dict[int, _Part[T]] = {}
@@ -589,12 +597,40 @@ class Keyed(Service, Generic[T]):
         one, other = self._remove(left), self._remove(right)
         self._add(_Part(union, one.kept | other.kept))
 
+    def charge(self, key: str, amount: float) -> None:
+        """Add what a call has cost, such as its tokens. What the calls of a second cost is, in the
+        `unit` of this object, the cost of the bundle. A key that another process has by now costs
+        nothing here.
+
+        Raises `CallerError` without a unit, and for an amount that cannot be.
+        """
+        if not self._unit:
+            raise CallerError(
+                f"a call of {self.namespace} cannot be charged without a unit: give Keyed unit=,"
+                " such as unit='tokens/s'"
+            )
+        if not 0 <= amount <= FIGURE_MAX:
+            raise impossible_figure("call", "amount", amount)
+        part = self._part_at(key_hash(key))
+        if part is not None:
+            part.charged += amount
+
     def load(self) -> Mapping[str, BundleLoad]:
-        """Drop some of the objects that nobody has used for `idle_ms`. The load is measured."""
+        """Return what was charged since the last question, if there is a unit; the rest is
+        measured. Drop some of the objects that nobody has used for `idle_ms`.
+        """
         left = _IDLE_BY_LOAD
         for part in self._parts.values():
             left -= self._drop_idle(part, left)
-        return {}
+        if not self._unit:
+            return {}
+        now_s, loads = time.monotonic(), dict[str, BundleLoad]()
+        elapsed_s, self._asked_s = max(now_s - self._asked_s, 0.001), now_s
+        for part in self._parts.values():
+            charged, part.charged = part.charged, 0.0
+            cost = min(charged / elapsed_s, FIGURE_MAX)
+            loads[part.bundle.name] = BundleLoad(cost=cost, unit=self._unit)
+        return loads
 
     def _drop_idle(self, part: _Part[T], at_most: int) -> int:
         """Drop the objects that were idle for longest, unless they must stay. Return how many were

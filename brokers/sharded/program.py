@@ -69,6 +69,7 @@ class Settings(TypedDict, total=False):
     tls_require_client_certificate: bool
     capacity: int | None
     cpu_cores: float | None
+    capacities: Mapping[str, float]
     failure_domain: str | None
     labels: Mapping[str, str]
     pulsar_port: int | None

@@ -2,7 +2,8 @@
 
 The conversation is small, and moves with its key. What the model has computed of it is large, and
 stays: the next process computes it once more. A process that is busy has a second one compute a
-reply: the same one for each message of a conversation, so that it has a cache, too.
+reply: the same one for each message of a conversation, so that it has a cache, too. What a model
+has to read takes no CPU time here, so it is what the balancer evens out.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Reply(BaseModel):
 
 
 app = FastAPI()
-conversations = Keyed(NAMESPACE, Conversation, call_ms=60_000)
+conversations = Keyed(NAMESPACE, Conversation, call_ms=60_000, unit="messages/s")
 member = Equipoise("sqlite:cluster.db", conversations, cluster="llm")
 caches = OrderedDict[str, int]()  # Stands for the caches of a model: the messages in each.
 computing = asyncio.Semaphore(REPLIES_MAX)
@@ -71,6 +72,7 @@ async def compute(name: str, messages: list[str]) -> Reply:
     """Stand for the model, which reads what its cache lacks."""
     async with computing:
         read = len(messages) - min(caches.pop(name, 0), len(messages) - 1)
+        conversations.charge(name, read)
         await asyncio.sleep(read / 1_000)
         caches[name] = len(messages) + 1
         if len(caches) > CACHES_MAX:

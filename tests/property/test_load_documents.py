@@ -23,11 +23,15 @@ from equipoise.brokers.load.documents import (
     encode_load,
     light,
 )
+from equipoise.brokers.load.load_sampler import PROBLEM_CHARACTERS_MAX
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.loads import (
     COSTS_MAX,
+    DECLARED_MAX,
     ENTRY_BYTES,
+    UNIT_CHARACTERS_MAX,
     BundleTraffic,
+    Declared,
     Load,
     Resources,
     Traffic,
@@ -57,6 +61,7 @@ BUNDLES = st.builds(
     cost=FIGURES,
 )
 USES = st.builds(Use, used=FIGURES, limit=FIGURES)
+UNITS = st.text(min_size=1, max_size=UNIT_CHARACTERS_MAX)
 SAMPLES = st.builds(
     Load,
     broker=st.text(
@@ -75,6 +80,13 @@ SAMPLES = st.builds(
     noise=FIGURES,
     cpu_use=st.none() | FIGURES,
     cpu_cost=FIGURES,
+    declared=st.dictionaries(
+        st.builds("{}/{}".format, PARTS, PARTS),
+        st.builds(Declared, unit=UNITS, amount=FIGURES, estimate=FIGURES, rate=FIGURES),
+        max_size=DECLARED_MAX,
+    ),
+    capacities=st.dictionaries(UNITS, FIGURES, max_size=DECLARED_MAX),
+    problem=st.none() | st.text(min_size=1, max_size=PROBLEM_CHARACTERS_MAX),
     column=st.binary(max_size=COSTS_MAX * ENTRY_BYTES),
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),
     history=st.floats(0, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     RoundSettings,
 )
-from equipoise.shedder.loads import BundleTraffic, Load, Resources, Traffic, Use
+from equipoise.shedder.loads import BundleTraffic, Declared, Load, Resources, Traffic, Use
 from tests.load.loaded import uneven_channel
 
 NOW_MS = 1_700_000_000_000
@@ -35,17 +36,24 @@ EAGER: Mapping[str, Mapping[str, float]] = {
     memory=st.lists(st.sampled_from([0, 30, 70, 80, 85, 86, 99]), min_size=4, max_size=4),
     keeps=st.lists(st.sampled_from([0, 10, 50, 200]), min_size=16, max_size=16),
     costs=st.lists(st.floats(1, 1_000), min_size=16, max_size=16),
+    seats=st.lists(st.sampled_from([0, 100, 1_000, 4_000]), min_size=4, max_size=4),
     shedder=st.sampled_from(sorted(SHEDDERS)),
 )
-def test_no_round_brings_a_broker_above_its_memory(
-    owners: str, memory: list[int], keeps: list[int], costs: list[float], shedder: str
+def test_no_round_brings_a_broker_above_a_limit(
+    *,
+    owners: str,
+    memory: list[int],
+    keeps: list[int],
+    costs: list[float],
+    seats: list[int],
+    shedder: str,
 ) -> None:
-    """Of 1,000 MiB each."""
+    """Each has 1,000 MiB, and a number of seats, if that is not 0. A seat costs a half."""
     channel = uneven_channel(owners, brokers=BROKERS)
     bundles = [bundle.name for bundle in channel.view.bundles_of("tenant/ns")]
     kept = dict(zip(bundles, keeps, strict=False))
     loads = []
-    for broker, percent in zip(BROKERS, memory, strict=True):
+    for broker, percent, limit in zip(BROKERS, memory, seats, strict=True):
         traffic = [
             BundleTraffic(
                 bundle=name,
@@ -70,6 +78,8 @@ def test_no_round_brings_a_broker_above_its_memory(
                 bundle_count=len(traffic),
                 cost=cost,
                 bundles=tuple(traffic),
+                declared={"tenant/ns": Declared(unit="seats", rate=0.5)},
+                capacities={"seats": limit} if limit else {},
             )
         )
     chosen = BalancingSettings(balancing=RoundSettings(shedder=shedder))
@@ -83,7 +93,12 @@ def test_no_round_brings_a_broker_above_its_memory(
         memory=chosen.policy.as_if_due(cluster.snapshot),
     )
     used = {broker: 10 * percent for broker, percent in zip(BROKERS, memory, strict=True)}
+    taken = {load.broker: 2 * load.cost for load in loads}
+    weight = dict(zip(bundles, costs, strict=False))
     for move in planned.plan.moves:
         if move.destination is not None:
             used[move.destination] += kept[move.bundle]
+            taken[move.destination] += 2 * weight[move.bundle]
             assert used[move.destination] <= 850
+            limit = seats[BROKERS.index(move.destination)]
+            assert taken[move.destination] <= (limit + 1e-6 if limit else math.inf)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Final, TypeVar
@@ -32,6 +32,7 @@ from equipoise.brokers.cli.output import Row, print_heading, print_line, print_t
 from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.decision_log import document_of as decision_document
 from equipoise.brokers.errors import InvalidRequest, counted
+from equipoise.shedder.costs import Exchange
 from equipoise.shedder.plan import Move
 from equipoise.shedder.reported import format_percent
 
@@ -129,7 +130,7 @@ class ForecastBasis:
 
     `plan` is the plan's id. `strategy` is the strategy of the round; see
     `brokers.balancing.planning.BalancingRound`. `controls` are all that count now. `unserved` are
-    the namespaces that no broker that is up serves.
+    the namespaces that no broker that is up serves. `units` are those in which costs are declared.
     """
 
     plan: str
@@ -141,6 +142,7 @@ class ForecastBasis:
     strategy: str
     controls: Sequence[Control]
     unserved: Sequence[str] = ()
+    units: Mapping[str, Exchange] = field(default_factory=dict)
 
     @property
     def paused(self) -> str | None:
@@ -173,6 +175,7 @@ def document_of(seen: ForecastBasis, settings: BalancingSettings, forecast: Fore
         "paused": seen.paused,
         "controls": [asdict(control) for control in seen.controls],
         "unserved": list(seen.unserved),
+        "units": {unit: asdict(each) for unit, each in seen.units.items()},
         "conclusion": conclusion(settings, forecast, seen.paused),
     }
 
@@ -339,6 +342,7 @@ def _preface(seen: ForecastBasis, settings: BalancingSettings) -> Iterator[str]:
         named = ", ".join(seen.unserved[:_CONTROLS_MAX])
         more = len(seen.unserved) - _CONTROLS_MAX
         yield f"no broker that is up serves {named}{f' and {more} more' if more > 0 else ''}"
+    yield from (each.sentence(unit) for unit, each in sorted(seen.units.items()))
     last, outcome = seen.newest.get("shed"), seen.newest.get("outcome")
     if last is None:
         yield "there is no recorded decision about moves"

@@ -112,6 +112,7 @@ def plan(
             strategy=strategy,
             controls=standing_controls(view, now_ms),
             unserved=[name for name in sorted(view.namespaces) if why_unserved(view, name)],
+            units=cluster.units,
         )
     if forecast.before is None:
         raise _without_load(admin.log, forecast)

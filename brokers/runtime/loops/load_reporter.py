@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from equipoise.brokers.agent.events import Instant
@@ -28,7 +28,9 @@ from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.system.failures import LoggedFailures
+from equipoise.shedder.costs import exchanges_of
 from equipoise.shedder.loads import BundleTraffic, Load
+from equipoise.shedder.snapshot import capacities_in
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -97,8 +99,13 @@ class LoadReporter:
             )
             services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
             # In a thread: it takes milliseconds, which would block the loop.
+            percents = (
+                capacities_in(self._worker.view)
+                if any(load.unit for load in services.loads.values())
+                else {}
+            )
             carried, sample = await asyncio.to_thread(
-                self._look, services, open_bundles, now, settings
+                self._look, services, open_bundles, now, settings, percents
             )
             self._carried = carried
             if sample is not None:
@@ -120,9 +127,10 @@ class LoadReporter:
         open_bundles: tuple[str, ...],
         now: Instant,
         settings: BalancingSettings,
+        percents: Mapping[str, float],
     ) -> tuple[Carried, Load | None]:
         """Return the load of the bundles, and the sample to report; None at the first look, which
-        has no earlier counters.
+        has no earlier counters. `percents`: of all brokers, if services declare costs.
         """
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
         bytes_in, bytes_out = carried_bytes(services.loads)
@@ -135,6 +143,7 @@ class LoadReporter:
         carried = self._averages.update(
             open_bundles,
             services.loads,
+            rates=self._rates(percents) if percents else {},
             cpu_use=0.0 if resources is None else resources.cpu.percent / 100,
             elapsed_ms=elapsed_ms,
             cost_window_ms=settings.reports.cost_window_ms,
@@ -147,7 +156,19 @@ class LoadReporter:
             at_ms=now.wall_ms,
             resources=resources,
             settings=settings,
+            capacities=self._worker.config.capacities,
+            problem=services.problem,
         )
+
+    def _rates(self, percents: Mapping[str, float]) -> Mapping[str, float]:
+        """Return what one of each declared unit counts as here, a share of a core. `percents`: the
+        capacities of all brokers.
+        """
+        exchanges = exchanges_of(self._bus.latest(), percents)
+        own, limits = percents.get(self._worker.broker_id, 0) / 100, self._worker.config.capacities
+        rates = {unit: each.rate for unit, each in exchanges.items()}
+        rates |= {unit: own / limit for unit, limit in limits.items()}
+        return {unit: rate for unit, rate in rates.items() if rate > 0}
 
     async def _report(self, due: Report, settings: BalancingSettings) -> None:
         if report_due(self._reported, due, settings.reports):
@@ -181,6 +202,10 @@ class _Gate:
         with self._lock:
             if not self._is_closed:
                 self._bus.publish(sample)
+
+    def latest(self) -> Sequence[Load]:
+        with self._lock:
+            return () if self._is_closed else self._bus.latest()
 
     def withdraw(self, broker: str) -> None:
         with self._lock:

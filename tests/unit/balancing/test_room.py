@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.placement import LeastCost
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, plan_round
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core.records import Document
-from equipoise.shedder.loads import Load, Use
+from equipoise.shedder.loads import Declared, Load, Use
 from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
 from tests.load.loaded import sample, uneven_channel
@@ -175,3 +175,65 @@ def test_a_bundle_that_violates_a_policy_stays_if_there_is_no_room() -> None:
     moves, stays = planned(channel, loads(channel, {"c": 90}))
     assert [] == moves
     assert any("no other broker may have it" in reason for reason in stays.values())
+
+
+# --- units in which services declare costs ---
+
+TOKENS = Declared(unit="tokens/s", amount=100, rate=1e-4)
+
+
+def declaring(
+    channel: Channel,
+    capacities: Mapping[str, float] | None = None,
+    **others: Declared,
+) -> list[Load]:
+    """The reports of all brokers, whose services declare costs in the unit that is
+    shown. `capacities`: of brokers that have one.
+    """
+    return [
+        replace(
+            load,
+            declared={"tenant/ns": others.get(load.broker, TOKENS)},
+            capacities={"tokens/s": limit}
+            if (limit := (capacities or {}).get(load.broker)) is not None
+            else {},
+        )
+        for load in loads(channel, {})
+    ]
+
+
+def test_no_move_brings_a_broker_above_its_capacity_of_a_unit() -> None:
+    """The bundles of a cost 0.07 to 0.37 of a core, and a unit counts as 0.0001."""
+    channel = uneven_channel()
+    free, _ = planned(channel, declaring(channel))
+    assert {"b", "c"} == {destination for _, destination in free}
+    moves, _ = planned(channel, declaring(channel, {"c": 690}))
+    assert "c" not in {destination for _, destination in moves}
+    moves, stays = planned(channel, declaring(channel, {"b": 2_000, "c": 690}))
+    assert [] == moves
+    assert "from c: it has 0 of 690 tokens/s, and 3,700 with it (capacities)" in stays["a"]
+
+
+def test_bundles_do_not_move_between_brokers_of_different_units() -> None:
+    channel = uneven_channel()
+    seats = Declared(unit="seats", amount=1, rate=1e-4)
+    moves, _ = planned(channel, declaring(channel, c=seats))
+    assert {"b"} == {destination for _, destination in moves}
+    moves, stays = planned(channel, declaring(channel, b=seats, c=seats))
+    assert [] == moves
+    assert (
+        "from c: its program declares costs of tenant/ns in seats, that of a in tokens/s: use one"
+        " unit" in stays["a"]
+    )
+
+
+def test_a_broker_that_does_not_know_its_load_takes_no_part() -> None:
+    channel = uneven_channel()
+    known = loads(channel, {})
+    known[2] = replace(known[2], problem="load() of Carts: it raises ValueError: no")
+    moves, stays = planned(channel, known)
+    assert {"b"} == {destination for _, destination in moves}
+    assert (
+        "the load of its bundles is not known: load() of Carts: it raises ValueError: no"
+        == stays["c"]
+    )

@@ -5,13 +5,14 @@ brokers.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sqlite3
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ import pytest
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.balancing.saved_plans import SavedPlan, facts_of
 from equipoise.brokers.decision_log import newest_decisions
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
+from equipoise.shedder.loads import Declared
 from equipoise.shedder.plan import Move
-from tests.load.loaded import loaded, uneven_channel
-from tests.unit.cli.fabricated import run, view_of
+from tests.load.loaded import loaded, sample, uneven_channel
+from tests.unit.cli.fabricated import run, view_of, write
 from tests.unit.http.cluster import PATIENCE_MS, Broker, started, until
 
 UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}
@@ -81,6 +84,21 @@ def test_a_plan_names_what_has_no_room(tmp_path: Path) -> None:
         False,
         True,
     )
+
+
+def test_a_plan_says_what_declared_units_count_as(tmp_path: Path) -> None:
+    channel = uneven_channel()
+    log = write(channel.entries, tmp_path)
+    for broker, percent in UNEVEN.items():
+        load = sample(channel, broker, percent)
+        declared = {"tenant/ns": Declared(unit="seats", amount=100, rate=0.015)}
+        limits = {} if broker == "a" else {"tokens/s": 2_000.0}
+        LoadBus(log).publish(replace(load, declared=declared, capacities=limits))
+    page = " ".join(run("plan", log=log).stdout.split())
+    assert "nothing tells what seats take of a broker, so all together count as half" in page
+    assert "1 tokens/s counts as 0.0005 of a core, by the capacities of the brokers" in page
+    units = json.loads(run("plan", "--json", log=log).stdout)["units"]
+    assert {"rate": 0.0005, "basis": "capacities"} == units["tokens/s"]
 
 
 # --- plans that are carried out ---

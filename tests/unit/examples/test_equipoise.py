@@ -79,7 +79,7 @@ async def work_on(shard: Shard) -> None:
 
 SHOWN_LOAD = (
     "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, cpu_seconds_per_second=0.0,"
-    " wall_seconds_per_second=0.0, sessions=2, messaging=None)"
+    " wall_seconds_per_second=0.0, sessions=2, memory_bytes=0, cost=0.0, unit='', messaging=None)"
 )
 
 

@@ -74,16 +74,43 @@ def test_all_callers_share_a_fresh_sample() -> None:
 def test_invalid_loads_are_left_out_and_logged_once(
     said: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of other services count."""
+    """Those of other services count. The problem tells that others are missing."""
     clock, good = VirtualClock(), Loaded(lambda: {"other": BundleLoad(sessions=1)})
     loads = sampler(clock, [Loaded(lambda: said), good])
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert {"other": BundleLoad(sessions=1)} == loads.latest().loads
+            assert "load() of Loaded: it re" in (loads.latest().problem or "")
             clock.boot_ms += FRESH_MS
     assert 1 == len(
         [record for record in caplog.records if "load of a service failed" in record.message]
     )
+
+
+NAMES = [f"t/n{number}/0x00000000_0x80000000" for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({NAMES[0]: "seats", "t/n0/0x80000000_0xffffffff": "seats"}, None),
+        (dict.fromkeys(NAMES[:8], "seats"), None),
+        ({NAMES[0]: "seats", NAMES[1]: "tokens/s"}, None),
+        (
+            {NAMES[0]: "seats", "t/n0/0x80000000_0xffffffff": "tokens/s"},
+            "it declares costs of t/n0 in seats and in tokens/s: use one unit",
+        ),
+        (
+            dict.fromkeys(NAMES, "seats"),
+            "it declares costs of more than 8 namespaces: leave some out",
+        ),
+    ],
+)
+def test_a_namespace_has_one_unit(said: Mapping[str, str], problem: str | None) -> None:
+    loads = {name: BundleLoad(cost=7.0, unit=unit) for name, unit in said.items()}
+    sample = sampler(VirtualClock(), [Loaded(lambda: loads)]).latest()
+    assert problem == (sample.problem and sample.problem.removeprefix("load() of Loaded: "))
+    assert len(loads) - (problem is not None) == len(sample.loads)
 
 
 def test_an_error_of_a_service_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,13 +132,16 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
         calls_per_second=Decimal("1.5"),  # type: ignore[arg-type]
         bytes_per_second=Fraction(2),  # type: ignore[arg-type]
         sessions=True,
+        cost=Fraction(9),  # type: ignore[arg-type]
+        unit="seats",
         messaging=messaging,
     )
     (load,) = sampler(VirtualClock(), [Loaded(lambda: {"b": odd})]).latest().loads.values()
-    assert [float, float, int] == [
+    assert [float, float, int, float] == [
         type(load.calls_per_second),
         type(load.bytes_per_second),
         type(load.sessions),
+        type(load.cost),
     ]
     plain = load.messaging
     assert plain is not None

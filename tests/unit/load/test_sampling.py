@@ -246,24 +246,6 @@ def test_a_sample_names_the_busiest_and_counts_all(
     assert pytest.approx(0.3) == sample.average_use
 
 
-def test_an_infinite_sum_does_not_stay_in_the_average() -> None:
-    averages, carried = settled({"b": BundleLoad(calls_per_second=1e308)})
-    assert [1e308] == list(carried.messages_in)
-    averages.update(
-        ["b"],
-        {"b": BundleLoad(calls_per_second=5)},
-        elapsed_ms=1_000,
-        cost_window_ms=COST_WINDOW_MS,
-    )
-    after = averages.update(
-        ["b"],
-        {"b": BundleLoad(calls_per_second=5)},
-        elapsed_ms=1_000_000,
-        cost_window_ms=COST_WINDOW_MS,
-    )
-    assert pytest.approx([5]) == list(after.messages_in)
-
-
 def test_a_newcomer_counts_but_is_not_named_yet() -> None:
     """Its first load covers only a part of the period, and an average that began with it would be
     too low.
@@ -292,3 +274,51 @@ def test_a_newcomer_counts_but_is_not_named_yet() -> None:
         total = carried.settled["t/n/a"] + carried.settled.get("t/n/b", carried.settled["t/n/a"])
         assert pytest.approx(total) == sample.cost
         assert {tag_of(name) for name in named} == set(unpack(sample.column, sample.cost))
+
+
+NAMES = ["t/a/0x00000000_0x80000000", "t/a/0x80000000_0xffffffff", "t/b/0x00000000_0xffffffff"]
+
+
+def test_declared_costs_count_in_cores_and_are_reported_by_namespace() -> None:
+    """They also rank bundles for Pulsar's strategies. CPU time is still compared with estimates."""
+    averages = BundleAverages()
+    loads = {
+        NAMES[0]: BundleLoad(cost=30, unit="seats", calls_per_second=100),
+        NAMES[1]: BundleLoad(cost=10, unit="seats"),
+        NAMES[2]: BundleLoad(calls_per_second=2_000),
+    }
+
+    def updated() -> Carried:
+        return averages.update(
+            NAMES, loads, rates={"seats": 0.02}, elapsed_ms=10_000, cost_window_ms=COST_WINDOW_MS
+        )
+
+    carried = [updated() for _ in range(60)][-1]
+    assert [pytest.approx(cost, rel=1e-3) for cost in (0.6, 0.2, 0.2)] == list(carried.costs)
+    assert pytest.approx(0.21, rel=1e-3) == carried.cpu_cost
+    ((namespace, declared),) = carried.declared.items()
+    assert ("t/a", "seats", 0.02) == (namespace, declared.unit, declared.rate)
+    assert [pytest.approx(40), pytest.approx(0.01, rel=1e-2)] == [
+        declared.amount,
+        declared.estimate,
+    ]
+    assert NAMES[0] == carried.busiest(1)[0].bundle
+
+
+def test_declared_costs_are_averaged_and_forgotten() -> None:
+    """The exchange of a unit must not jump. Another unit starts anew."""
+    averages = BundleAverages()
+
+    def amount(cost: float, unit: str, names: list[str]) -> float | None:
+        loads = {NAMES[0]: BundleLoad(cost=cost, unit=unit)} if unit else {}
+        carried = averages.update(names, loads, elapsed_ms=60_000, cost_window_ms=COST_WINDOW_MS)
+        return carried.declared["t/a"].amount if carried.declared else None
+
+    assert [100, 60, 40, 7, None, 9] == [
+        amount(100, "seats", NAMES),
+        amount(20, "seats", NAMES),
+        amount(20, "seats", NAMES),
+        amount(7, "tokens/s", NAMES),
+        amount(7, "tokens/s", NAMES[1:]),
+        amount(9, "tokens/s", NAMES),
+    ]

@@ -228,6 +228,11 @@ def test_an_invalid_host_is_refused(host: str) -> None:
         ("http_port", "eighty"),
         ("capacity", 0),
         ("capacity", 2**63),
+        ("capacities", {"seats": 0}),
+        ("capacities", {"seats": float("nan")}),
+        ("capacities", {"": 1}),
+        ("capacities", "seats"),
+        ("capacities", {str(number): 1 for number in range(9)}),
         ("labels", {"": "x"}),
         ("labels", {str(number): "" for number in range(257)}),
         ("lease_ms", 0),
@@ -237,6 +242,11 @@ def test_an_invalid_host_is_refused(host: str) -> None:
 )
 def test_an_invalid_value_is_refused_with_its_setting(setting: str, value: object) -> None:
     assert f"{setting}" in problem(**{setting: value})
+
+
+@pytest.mark.parametrize("given", [{"tokens/s": 2_000, "seats": 3}, "tokens/s=2000,seats=3"])
+def test_capacities_are_by_unit(given: object) -> None:
+    assert {"tokens/s": 2_000.0, "seats": 3.0} == config(capacities=given).capacities
 
 
 KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}

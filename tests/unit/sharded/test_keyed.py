@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -585,6 +586,34 @@ def test_an_object_has_a_bound(
     monkeypatch.setattr("equipoise.brokers.sharded.keyed.KEPT_BYTES_MAX", 1_000)
     with pytest.raises(Overloaded, match="the memory for objects without a store"):
         reported(cluster, "broker-1", "fan", "x" * 60)
+
+
+def test_a_call_is_charged_in_a_unit_of_its_own(equipoise_cluster: MakeCluster) -> None:
+    """The cost of a bundle is what its calls have cost since the last question, per second."""
+    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, unit="tokens/s"))
+    shadows = cluster.service("broker-1")
+
+    async def charged(*amounts: float) -> tuple[float, set[str]]:
+        shadows.load()
+        began_s = time.monotonic()
+        for amount in amounts:
+            shadows.charge("lamp", amount)
+        await asyncio.sleep(0.05)
+        loads = shadows.load().values()
+        elapsed_s = time.monotonic() - began_s
+        return elapsed_s * sum(load.cost for load in loads), {load.unit for load in loads}
+
+    amount, units = cluster.call(charged(600, 300))
+    assert pytest.approx(900, rel=0.2) == amount
+    assert {"tokens/s"} == units
+    assert (0, {"tokens/s"}) == cluster.call(charged())
+    for bad in (-1, math.nan, math.inf, 1e300):
+        with pytest.raises(CallerError, match="a call cannot have amount="):
+            shadows.charge("lamp", bad)
+    with pytest.raises(CallerError, match="give Keyed unit="):
+        Keyed(NAMESPACE, Shadow).charge("lamp", 1)
+    with pytest.raises(CallerError, match="no unit of costs"):
+        Keyed(NAMESPACE, Shadow, unit="x" * 33)
 
 
 def test_a_load_that_fails_or_hangs_stops_only_its_key(equipoise_cluster: MakeCluster) -> None:

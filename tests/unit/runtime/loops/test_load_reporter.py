@@ -105,6 +105,30 @@ async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
         assert [] == bus.latest()
 
 
+async def test_a_declared_cost_counts_by_the_capacity_of_its_unit(tmp_path: Path) -> None:
+    """A load that the service fails to give is reported as unknown."""
+    limits = {"tokens/s": 2_000.0}
+    async with cluster(tmp_path, balance_interval_ms=20, capacities=limits) as brokers:
+        broker, bus = brokers.brokers[0], LoadBus("memory:declared")
+        bundle = brokers.bundles()[0]
+        broker.service.loads[bundle] = BundleLoad(cost=500, unit="tokens/s")
+        async with reporting(broker, bus, rules(OFTEN)):
+            await until(lambda: bool(bus.latest()))
+            (load,) = bus.latest()
+            (declared,) = load.declared.values()
+            rate = broker.worker.view.brokers[broker.id].joined.capacity / 100 / 2_000
+            assert ("tokens/s", 500, limits, None) == (
+                declared.unit,
+                declared.amount,
+                load.capacities,
+                load.problem,
+            )
+            assert pytest.approx(rate) == declared.rate
+            assert pytest.approx(500 * rate, rel=1e-3) == load.costs[bundle]
+            broker.service.loads[bundle] = None  # type: ignore[assignment]
+            await until(lambda: "not a BundleLoad" in (bus.latest()[0].problem or ""))
+
+
 async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:
     """A bundle that moves away causes a report at once, and so does a shorter interval."""
     async with cluster(tmp_path, brokers=2, balance_interval_ms=20) as brokers:
