@@ -21,7 +21,8 @@ from typing import Final, TypeVar
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
 from equipoise.channel.core.errors import CallerError, OperatorError
-from equipoise.lab.results import Floor, Metrics, Result, floor_at, front
+from equipoise.lab.bound import Cut, bound_at, cuts_of
+from equipoise.lab.results import Metrics, Result
 from equipoise.lab.running import run
 from equipoise.lab.traces import Trace, Traces
 
@@ -55,35 +56,35 @@ class PolicyResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
-    """One trace: the outcome of each policy, in the order of the policies, and what the references
-    and the oracle reach.
+    """One trace: the outcome of each policy, in the order of the policies, what the references
+    reach, and what nobody can.
 
     * `references`, by seed: the metrics of the more even reference. `reference` is its name for the
       first seed.
-    * `floors`, by seed: the front of the oracle.
+    * `cuts`, by seed: the lines that no policy is below.
     """
 
     trace: str
     outcomes: tuple[PolicyResults, ...]
     reference: str
     references: tuple[Metrics, ...]
-    floors: tuple[tuple[Floor, ...], ...]
+    cuts: tuple[tuple[Cut, ...], ...]
 
     def rows(self) -> list[dict[str, object]]:
         """Return a row per policy: the means of its figures over the seeds, and their ratios to the
         reference.
 
-        The floor is the unevenness of the oracle if it moves as much load as the reference,
-        relative to the unevenness of the reference.
+        `bound` is the least unevenness of any policy that moves as much load as this one, and `gap`
+        how much more this one has.
         """
-        floor = _mean(
-            _ratio(floor_at(points, best.load_moved), best.unevenness)
-            for points, best in zip(self.floors, self.references, strict=True)
-        )
         rows: list[dict[str, object]] = []
         for outcome in self.outcomes:
             metrics = [result.metrics() for result in outcome.results]
             pairs = list(zip(metrics, self.references, strict=True))
+            bounds = [
+                bound_at(cuts, each.load_moved)
+                for cuts, each in zip(self.cuts, metrics, strict=True)
+            ]
             rows.append(
                 {
                     "trace": self.trace,
@@ -91,14 +92,18 @@ class Comparison:
                     "unevenness_ratio": _mean(
                         _ratio(each.unevenness, best.unevenness) for each, best in pairs
                     ),
-                    "floor_ratio": floor,
                     "moved_ratio": _mean(
                         _ratio(each.load_moved, best.load_moved) for each, best in pairs
                     ),
                     "unevenness": _mean(each.unevenness for each in metrics),
+                    "bound": _mean(bounds),
+                    "gap": _mean(
+                        each.unevenness - bound for each, bound in zip(metrics, bounds, strict=True)
+                    ),
                     "load_moved": _mean(each.load_moved for each in metrics),
-                    "worst_mean": _mean(each.worst_mean for each in metrics),
-                    "worst_max": _mean(each.worst_max for each in metrics),
+                    "excess_p50": _mean(each.excess_p50 for each in metrics),
+                    "excess_p90": _mean(each.excess_p90 for each in metrics),
+                    "excess_p99": _mean(each.excess_p99 for each in metrics),
                     "balanced_s": _mean(each.balanced_s for each in metrics),
                     "moves": _mean(each.moves for each in metrics),
                     "undone": sum(each.undone for each in metrics),
@@ -142,7 +147,7 @@ def compare(
     """Run every policy and the references on every trace and seed, in as many processes as there
     are cores, and compare.
 
-    `note` is called with the number of finished runs and of all runs.
+    `note` is called with the number of finished runs and bounds, and of all of them.
     """
     references = [Contender(name=name, settings=settings_of(name)) for name in REFERENCES]
     settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
@@ -152,7 +157,12 @@ def compare(
         for seed in seeds
         for each in settings
     ]
-    results = iter(_results_of(jobs, note=note, processes=processes))
+    bounds = [(make(seed), seed) for make in traces.values() for seed in seeds]
+    total = len(jobs) + len(bounds)
+    results = iter(_all_of(result_of, jobs, processes, lambda done: note(done, total)))
+    all_cuts = iter(
+        _all_of(_cuts_of, bounds, processes, lambda done: note(len(jobs) + done, total))
+    )
     comparisons = []
     for name in traces:
         by_seed = [{each: next(results) for each in settings} for _ in seeds]
@@ -161,7 +171,6 @@ def compare(
             for by in by_seed
         ]
         best = [min(each, key=lambda pair: pair[0].unevenness) for each in metrics]
-        trace_of_seed = [next(iter(by.values())).trace for by in by_seed]
         comparisons.append(
             Comparison(
                 trace=name,
@@ -173,10 +182,7 @@ def compare(
                 ),
                 reference=best[0][1],
                 references=tuple(each for each, _ in best),
-                floors=tuple(
-                    front(trace, seed=seed)
-                    for trace, seed in zip(trace_of_seed, seeds, strict=True)
-                ),
+                cuts=tuple(next(all_cuts) for _ in seeds),
             )
         )
     return comparisons
@@ -191,16 +197,24 @@ class Run:
     seed: int
 
 
-def _results_of(
-    jobs: Sequence[Run], *, note: Callable[[int, int], None], processes: int | None
-) -> list[Result]:
-    """Return the result of each job, in order."""
-    results: list[Result] = []
-    with in_processes(result_of, most=len(jobs), processes=processes) as results_of:
-        for result in results_of(jobs):
-            results.append(result)
-            note(len(results), len(jobs))
-    return results
+def _all_of(
+    work: Callable[[Job], Done],
+    jobs: Sequence[Job],
+    processes: int | None,
+    note: Callable[[int], None],
+) -> list[Done]:
+    """Return what was done, in the order of the jobs."""
+    found: list[Done] = []
+    with in_processes(work, most=len(jobs), processes=processes) as done:
+        for each in done(jobs):
+            found.append(each)
+            note(len(found))
+    return found
+
+
+def _cuts_of(job: tuple[Trace, int]) -> tuple[Cut, ...]:
+    trace, seed = job
+    return cuts_of(trace, seed=seed)
 
 
 @contextmanager

@@ -23,12 +23,14 @@ COLUMNS: Final = (
     "trace",
     "policy",
     "unevenness_ratio",
-    "floor_ratio",
     "moved_ratio",
     "unevenness",
+    "bound",
+    "gap",
     "load_moved",
-    "worst_mean",
-    "worst_max",
+    "excess_p50",
+    "excess_p90",
+    "excess_p99",
     "balanced_s",
     "moves",
     "undone",
@@ -53,9 +55,10 @@ p { max-width: 95ch; }
 _ABOUT: Final = """
 <p>Unevenness is the standard deviation of the brokers' use over their mean use, averaged over
 time. Load moved is the share of all load that moves in an hour. The ratios are relative to the
-more even one of TransferShedder and AvgShedder with their defaults. The floor is what an oracle
-with hindsight reaches if it moves as much load as that reference. Figures are means over the
-seeds; undone moves (back within 10 minutes) are a sum. The plots show the first seed.</p>
+more even one of TransferShedder and AvgShedder with their defaults. The bound is proven: no policy
+that moves as much load has less unevenness. The gap is what is above it. The excess is (largest
+use - mean use) / mean use, as quantiles over time. Figures are means over the seeds; undone moves
+(back within 10 minutes) are a sum. The plots show the first seed.</p>
 """
 
 
@@ -136,7 +139,7 @@ def runs_plot(comparison: Comparison) -> bytes:
         axes.ravel(),
         (
             "Unevenness: standard deviation of use / mean use",
-            "Worst broker: its use / mean use",
+            "Fullest broker: its use / mean use - 1",
             "Load moved since the start, share of all load",
             "Moves since the start",
         ),
@@ -144,7 +147,7 @@ def runs_plot(comparison: Comparison) -> bytes:
     ):
         each.set_title(title, loc="left", fontsize=11)
         each.grid(alpha=0.3)
-        each.set_ylim(bottom=1.0 if title.startswith("Worst") else 0.0)
+        each.set_ylim(bottom=0.0)
         each.margins(x=0)
     for each in axes[1]:
         each.set_xlabel("minutes")
@@ -221,7 +224,7 @@ def _draw_run(axes: Sequence[Axes], result: Result, place: int, label: str) -> N
         (start + stride / 2) * result.trace.step_s / 60 for start in range(0, len(moved), stride)
     ]
     for axis, values in zip(
-        axes, (result.unevenness, result.worst, np.cumsum(moved), np.cumsum(counts)), strict=True
+        axes, (result.unevenness, result.excess, np.cumsum(moved), np.cumsum(counts)), strict=True
     ):
         means = [
             float(np.mean(values[start : start + stride])) for start in range(0, len(moved), stride)

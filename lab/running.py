@@ -111,6 +111,9 @@ class _Run:
         step_ms = round(trace.step_s * 1_000)
         changes_ms = {round(at_s * 1_000) // _TICK_MS * _TICK_MS for at_s in trace.changes_s}
         for now_ms in range(0, len(trace.loads) * step_ms, _TICK_MS):
+            # Before the next step, so that a move is made at the loads of the step that it changes
+            # no more.
+            self._end_moves(now_ms)
             is_new = now_ms // step_ms != self._row
             if is_new:
                 self._row = now_ms // step_ms
@@ -119,24 +122,23 @@ class _Run:
                 ]
             if now_ms in changes_ms:
                 self._change_members(now_ms)
-            self._end_moves(now_ms)
             self._report(now_ms)
             self._lead(now_ms)
             if is_new:
                 rows.append(
                     evenness(trace, trace.loads[self._row], self._owners, at_s=now_ms / 1_000)
                 )
-        unevenness, worst = np.array(rows).T
-        return Result(trace=trace, unevenness=unevenness, worst=worst, moves=tuple(self._moves))
+        unevenness, excess = np.array(rows).T
+        return Result(trace=trace, unevenness=unevenness, excess=excess, moves=tuple(self._moves))
 
     # --- members ---
 
     def _change_members(self, now_ms: int) -> None:
         live = self._channel.live
         interval_ms = self._settings.reports.sample_interval_ms
-        for broker in self._trace.brokers:
-            # A change within a tick counts from its beginning.
-            is_live = broker.is_live((now_ms + _TICK_MS - 1) / 1_000)
+        for broker, is_live in zip(
+            self._trace.brokers, self._trace.live(now_ms / 1_000).tolist(), strict=True
+        ):
             if is_live and broker.broker not in live:
                 self._channel.join(
                     broker.broker, capacity=round(_CAPACITY * broker.capacity / self._least)

@@ -106,7 +106,7 @@ class Trace:
             twice = next((name for name, number in Counter(names).items() if number > 1), None)
             if twice is not None:
                 raise CallerError(f"trace {self.name}: it has the {kind} {twice} twice")
-        if not any(broker.is_live(0.0) for broker in self.brokers):
+        if not self.live(0.0).any():
             raise CallerError(
                 f"trace {self.name}: no broker is live at its start; let one join at 0 s"
             )
@@ -120,6 +120,13 @@ class Trace:
     def capacity(self) -> Loads:
         """The capacities of the brokers, in their order, in cost units."""
         return np.array([broker.capacity for broker in self.brokers])
+
+    def live(self, at_s: float) -> NDArray[np.bool_]:
+        """Return which brokers are members at `at_s` seconds. A change counts from the begin of the
+        quarter of a second in which it happens.
+        """
+        end_s = at_s + STEP_S_MIN - 0.001
+        return np.array([broker.is_live(end_s) for broker in self.brokers])
 
     @property
     def changes_s(self) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import Run, in_processes, result_of, settings_of
 from equipoise.lab.results import Metrics, pareto_front
 from equipoise.lab.search import Candidate, Changes, candidate, legible, searched
-from equipoise.lab.traces import Traces
+from equipoise.lab.traces import Trace, Traces
 from equipoise.shedder.policy import SearchRange
 
 # Trials between two looks at results. The number of cores here would make results differ between
@@ -34,7 +34,7 @@ class Search:
     * `every_s`: the time between two rounds, in seconds. None: the policy's own.
     * `trials`: how many settings to try. The first trial has the defaults.
     * `seed`: draws the traces, the owners at their start and the settings. Equal arguments give
-      equal results.
+      equal results. The next seed draws what the figures are from.
     * `load_moved_max`: the most load that settings may move, as `Metrics.load_moved`. None: no
       limit.
     """
@@ -53,8 +53,8 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What the defaults reached, and the settings that no others beat in both figures, the evenest
-    first.
+    """What the defaults reached, and the settings that no others beat in both figures on the traces
+    of the search, the evenest first. The figures are those on other traces.
     """
 
     defaults: Candidate
@@ -71,36 +71,54 @@ def tune(
     """Search in as many processes as there are cores, or in `processes`. After the first trial,
     Ctrl-C ends the search early.
 
+    Settings are chosen on every other trace, from the first. Their figures are from the others, if
+    there are any, and from another seed: settings that only fit the traces of the search look
+    better there than they are.
+
     `note` is called with the number of finished trials and of all trials. Raises `CallerError`,
     also if no trial keeps to the limit.
     """
-    ranges, defaults = searched(search.policy, search.given), search.settings(search.given)
-    made = [make(search.seed) for make in traces.values()]
+    ranges, initial = searched(search.policy, search.given), search.settings(search.given)
+    makes = list(traces.values())
+    made = [make(search.seed) for make in makes[::2]]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         directions=["minimize", "minimize"], sampler=TPESampler(seed=search.seed)
     )
-    study.enqueue_trial({name: value_in(defaults, name) for name in ranges})
+    study.enqueue_trial({name: value_in(initial, name) for name in ranges})
     found: list[Candidate] = []
     with in_processes(
         _metrics_of, most=len(made) * min(_BATCH, search.trials), processes=processes
     ) as metrics_of:
+
+        def reached(
+            each: Sequence[Changes], traces: Sequence[Trace], seed: int
+        ) -> Iterator[Candidate]:
+            jobs = [
+                Run(trace=trace, settings=search.settings(changes), seed=seed)
+                for changes in each
+                for trace in traces
+            ]
+            metrics = metrics_of(jobs)
+            for changes in each:
+                yield candidate(search.policy, changes, [next(metrics) for _ in traces])
+
         try:
             for batch in _batches(study, ranges, search):
-                jobs = [
-                    Run(trace=trace, settings=search.settings(changes), seed=search.seed)
-                    for _, changes in batch
-                    for trace in made
-                ]
-                metrics = metrics_of(jobs)
-                for trial, changes in batch:
-                    found.append(candidate(search.policy, changes, [next(metrics) for _ in made]))
-                    _tell(study, trial, found[-1], search.load_moved_max)
+                results = reached([changes for _, changes in batch], made, search.seed)
+                for (trial, _), result in zip(batch, results, strict=True):
+                    found.append(result)
+                    _tell(study, trial, result, search.load_moved_max)
                     note(len(found), search.trials)
         except KeyboardInterrupt:
             if not found:
                 raise
-    return Tuning(defaults=found[0], front=_front_within(found, search.load_moved_max))
+        chosen = _front_within(found, search.load_moved_max)
+        other_seed = search.seed + 1
+        others = [make(other_seed) for make in makes[1::2] or makes]
+        checked = [search.given, *(each.changes for each in chosen)]
+        defaults, *front = reached(checked, others, other_seed)
+    return Tuning(defaults=defaults, front=tuple(front))
 
 
 def _metrics_of(job: Run) -> Metrics:

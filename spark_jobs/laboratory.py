@@ -41,8 +41,8 @@ FRONT: Final = "front.parquet"
 
 RUNS_DDL: Final = (
     "trace STRING, policy STRING, settings ARRAY<STRING>, seed INT, unevenness DOUBLE, load_moved"
-    " DOUBLE, moves INT, worst_mean DOUBLE, worst_max DOUBLE, balanced_s DOUBLE, undone INT, error"
-    " STRING"
+    " DOUBLE, moves INT, excess_p50 DOUBLE, excess_p90 DOUBLE, excess_p99 DOUBLE, balanced_s"
+    " DOUBLE, undone INT, error STRING"
 )
 FRONT_DDL: Final = (
     "trace STRING, policy STRING, settings ARRAY<STRING>, unevenness DOUBLE, load_moved DOUBLE"

@@ -91,7 +91,7 @@ POLICIES: dict[str, Document] = {
 def no_run(trace: Trace, *_: object, **__: object) -> Result:
     """As `run` of the laboratory, at once."""
     steps = len(trace.loads)
-    return Result(trace=trace, unevenness=np.zeros(steps), worst=np.ones(steps), moves=())
+    return Result(trace=trace, unevenness=np.zeros(steps), excess=np.ones(steps), moves=())
 
 
 def short_recording(*_: object, **__: object) -> Recording:

@@ -83,8 +83,9 @@ def finished(
         unevenness=unevenness,
         load_moved=load_moved,
         moves=1,
-        worst_mean=1.0,
-        worst_max=1.0,
+        excess_p50=0.1,
+        excess_p90=0.2,
+        excess_p99=0.3,
         balanced_s=None,
         undone=0,
     )

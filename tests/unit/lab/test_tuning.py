@@ -48,21 +48,34 @@ def test_a_search_is_repeatable_and_starts_from_the_defaults() -> None:
     first = tune(TRACES, SEARCH, note=lambda *numbers: done.append(numbers), processes=1)
     assert [(number, 10) for number in range(1, 11)] == done
     assert first == tune(TRACES, SEARCH, processes=1)
-    metrics = [
-        run(make(1), settings_of(OURS, given=SEARCH.given)).metrics() for make in TRACES.values()
-    ]
-    assert pytest.approx(sum(each.unevenness for each in metrics) / 2) == first.defaults.unevenness
     assert SEARCH.given == first.defaults.changes
-    assert first.front == pareto_front((*first.front, first.defaults))
     assert all(0 == each.changes["balanced.patience_ms"] for each in first.front), (
         "what is given is fixed"
     )
 
 
-def test_a_limit_bounds_the_load_that_moves() -> None:
-    limit = tune(TRACES, SEARCH, processes=1).defaults.load_moved
+def test_the_figures_are_from_traces_and_a_seed_that_were_not_searched() -> None:
+    made: list[tuple[str, int]] = []
+
+    def noted(kind: str, seed: int) -> Trace:
+        made.append((kind, seed))
+        return trace_of(kind, seed)
+
+    traces = {kind: partial(noted, kind) for kind in ("steady", "drifting", "noisy")}
+    defaults = tune(traces, replace(SEARCH, trials=1), processes=1).defaults
+    assert [("steady", 1), ("noisy", 1), ("drifting", 2)] == made
+    settings = settings_of(OURS, given=SEARCH.given)
+    metrics = run(trace_of("drifting", 2), settings, seed=2).metrics()
+    assert metrics.unevenness == defaults.unevenness
+
+
+def test_a_limit_bounds_the_load_that_moves_in_the_search() -> None:
+    settings = settings_of(OURS, given=SEARCH.given)
+    limit = run(trace_of("steady", 1), settings).metrics().load_moved
     found = tune(TRACES, replace(SEARCH, load_moved_max=limit), processes=1)
-    assert all(each.load_moved <= limit for each in found.front)
+    for each in found.front:
+        changed = settings_of(OURS, given=each.changes)
+        assert run(trace_of("steady", 1), changed).metrics().load_moved <= limit
 
 
 def test_a_limit_that_no_trial_keeps_names_the_least() -> None:
