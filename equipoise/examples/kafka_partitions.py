@@ -1,5 +1,5 @@
-"""Process a Kafka topic: each partition in the one program that owns its bundle, each record once
-and in order.
+"""Process a Kafka topic: each partition in the one program that has its shard, each record once and
+in order.
 
 The results are in an SQLite file that all programs share, beside the offset and the fencing token
 of each partition. One transaction writes all three, so there is no result without its offset, and
@@ -7,23 +7,20 @@ no offset without its result.
 """
 
 import asyncio
-import logging
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from equipoise import Bundle, Deadline, Ownership, Peer, Service
+from equipoise import Shard
 from equipoise.errors import PeerError
 
 RECORDS_MAX, WAIT_SECONDS = 500, 0.1  # Of one round. A move waits for the round under way.
-AGAIN_SECONDS = 1.0
-
-logger = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS results(
@@ -90,14 +87,13 @@ class Results:
         self.connection.close()
 
 
-class Partitions(Service):
-    """Processes the partitions whose numbers, as keys of `namespace`, lie in its broker's bundles.
-    Splits and merges need no extra code.
+class Partitions:
+    """Processes the partitions whose numbers, as keys, are in a shard:
+    `Tasks("shop/orders", Partitions(...).work)`.
     """
 
     def __init__(
         self,
-        namespace: str,
         topic: str,
         partitions: int,
         *,
@@ -108,115 +104,49 @@ class Partitions(Service):
         """`kafka` are settings of librdkafka. `process` returns the result of a record, and has no
         other effect: it may run twice.
         """
-        self._consumer = Consumer(
-            {
-                **kafka,
-                "group.id": "unused",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-            }
-        )
-        self._namespace, self._topic, self._partitions, self._process = (
-            namespace,
-            topic,
-            range(partitions),
-            process,
-        )
-        self._results = Results(results)
-        self.tokens: dict[int, int] = {}  # Of the partitions that this program processes.
-        self._rounds: asyncio.Task[None] | None = None
-        # Its one thread makes a round, takes partitions, or leaves them: one after another.
-        self._thread = ThreadPoolExecutor(1)
+        own = {"group.id": "unused", "enable.auto.commit": False, "auto.offset.reset": "error"}
+        self._kafka = {**kafka, **own}
+        self._topic, self._partitions = topic, range(partitions)
+        self._results, self._process = results, process
 
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Claim the partitions of the bundle, and continue where the former owner committed
-        last.
+    async def work(self, shard: Shard) -> None:
+        """Process in a thread, until the shard moves and the round under way is committed. A round
+        that fails raises. Then `Tasks` calls this again, which begins at the last commit.
         """
-        tokens = dict.fromkeys(self._partitions_of(ownership.bundle), ownership.token)
-        await self._in_thread(lambda: self._take(tokens))
-        if self._rounds is None or self._rounds.done():
-            self._rounds = asyncio.create_task(self._process_while_owned())
-
-    async def close(
-        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
-    ) -> bytes | None:
-        """Leave the partitions of the bundle after the round under way, which commits. Hand over
-        nothing: the offset is in the store.
-        """
-        await deadline.wait(
-            self._in_thread(lambda: self._leave(self._partitions_of(bundle))),
-            what="the round under way",
-        )
-        return None
-
-    def stop(self) -> None:
-        """Close the consumer and the store, after the worker has ended."""
-        self._thread.shutdown()
-        self._consumer.close()
-        self._results.close()
-
-    def _partitions_of(self, bundle: Bundle) -> Sequence[int]:
-        return [
-            partition
-            for partition in self._partitions
-            if bundle.contains(self._namespace, str(partition))
-        ]
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    async def _process_while_owned(self) -> None:
-        work = self._round
-        while self.tokens:
+        stopping = Event()
+        with ThreadPoolExecutor(1) as thread:
+            rounds = asyncio.wrap_future(thread.submit(self._run, shard, stopping))
             try:
-                await self._in_thread(work)
-                work = self._round
-            except Exception:
-                logger.exception("a round failed; the next one begins at the last commit")
-                await asyncio.sleep(AGAIN_SECONDS)
-                work = self._begin_again
+                await asyncio.shield(rounds)
+            except asyncio.CancelledError:
+                stopping.set()
+                await rounds
+                raise
 
-    # --- in the thread ---
+    def _run(self, shard: Shard, stopping: Event) -> None:
+        mine = [each for each in self._partitions if shard.contains(str(each))]
+        if not mine:
+            return
+        with closing(Results(self._results)) as results, closing(Consumer(self._kafka)) as consumer:
+            # The claim fences the former owner before this one reads.
+            begin = {each: results.claim(each, shard.token) for each in mine}
+            consumer.assign([self._place(each, offset) for each, offset in begin.items()])
+            while not stopping.is_set():
+                self._make_round(shard.token, results, consumer)
 
-    def _take(self, tokens: Mapping[int, int]) -> None:
-        offsets = {
-            partition: self._results.claim(partition, token) for partition, token in tokens.items()
-        }
-        self._consumer.incremental_assign(
-            [self._place(partition, offset) for partition, offset in offsets.items()]
-        )
-        self.tokens.update(tokens)
-
-    def _leave(self, partitions: Sequence[int]) -> None:
-        left = [
-            partition for partition in partitions if self.tokens.pop(partition, None) is not None
-        ]
-        self._consumer.incremental_unassign([self._place(partition) for partition in left])
-
-    def _begin_again(self) -> None:
-        for partition, token in list(self.tokens.items()):
-            self._leave([partition])
-            with suppress(StaleOwner):
-                self._take({partition: token})
-
-    def _round(self) -> None:
+    def _make_round(self, token: int, results: Results, consumer: Consumer) -> None:
         """Process the records that have come, and commit them."""
-        results: dict[int, dict[int, str]] = {}
-        for message in self._consumer.consume(RECORDS_MAX, WAIT_SECONDS):
+        found: dict[int, dict[int, str]] = {}
+        for message in consumer.consume(RECORDS_MAX, WAIT_SECONDS):
             if (error := message.error()) is not None:
                 raise KafkaException(error)
             partition, offset = message.partition(), message.offset()
             assert partition is not None
             assert offset is not None
-            results.setdefault(partition, {})[offset] = self._process(message)
-        for partition, of_partition in results.items():
-            try:
-                self._results.put(partition, self.tokens[partition], of_partition)
-            except StaleOwner as error:
-                logger.warning("%s", error)
-                self._leave([partition])
+            found.setdefault(partition, {})[offset] = self._process(message)
+        for partition, of_partition in found.items():
+            results.put(partition, token, of_partition)
 
-    def _place(self, partition: int, offset: int | None = None) -> TopicPartition:
-        return TopicPartition(
-            self._topic, partition, OFFSET_BEGINNING if offset is None else offset
-        )
+    def _place(self, partition: int, offset: int | None) -> TopicPartition:
+        begin = OFFSET_BEGINNING if offset is None else offset
+        return TopicPartition(self._topic, partition, begin)

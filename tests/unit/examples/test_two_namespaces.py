@@ -8,15 +8,13 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Final, Protocol
-from unittest.mock import patch
+from typing import Any, Final
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -26,11 +24,9 @@ from hypothesis import strategies as st
 
 import equipoise.examples
 from equipoise import Cluster, Service
-from equipoise.examples import kafka_partitions
 from equipoise.examples.counter import Counter
 from equipoise.examples.counter_store import CounterStore
 from equipoise.examples.files import Files
-from equipoise.examples.kafka_partitions import Partitions
 from equipoise.examples.sessions import Sessions
 from tests.docs.code_blocks import BLOCKS
 from tests.examples.test_tickets import Tickets
@@ -106,99 +102,9 @@ def made_files(folder: Path, _ending: ExitStack) -> Files:
     return Files(own)
 
 
-class Place(Protocol):
-    """A partition, and where to begin in it."""
-
-    partition: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What a consumer returns."""
-
-    at: int
-    number: int
-
-    def error(self) -> None:
-        return None
-
-    def partition(self) -> int:
-        return self.at
-
-    def offset(self) -> int:
-        return self.number
-
-
-class StandInConsumer:
-    """A consumer of a topic that all of them share: of each partition, only the number of its
-    records.
-    """
-
-    topic: ClassVar = Tally[int]()
-
-    def __init__(self, _settings: object) -> None:
-        self.places: dict[int, int] = {}
-
-    def incremental_assign(self, places: Sequence[Place]) -> None:
-        assert self.places.keys().isdisjoint(place.partition for place in places), (
-            "Kafka refuses a partition that is assigned already"
-        )
-        self.places.update({place.partition: max(place.offset, 0) for place in places})
-
-    def incremental_unassign(self, places: Sequence[Place]) -> None:
-        for place in places:
-            del self.places[place.partition]
-
-    def consume(self, _records_max: int, _seconds: float) -> Sequence[Record]:
-        come = [
-            Record(at, number)
-            for at, begin in self.places.items()
-            for number in range(begin, self.topic[at])
-        ]
-        self.places.update({at: self.topic[at] for at in self.places})
-        return come
-
-    def close(self) -> None: ...
-
-
-class StepwisePartitions(Partitions):
-    """Makes a round when the test asks for one."""
-
-    async def _process_while_owned(self) -> None: ...
-
-
-def made_partitions(folder: Path, ending: ExitStack) -> Partitions:
-    if not list(folder.iterdir()):
-        StandInConsumer.topic.clear()
-    with patch.object(kafka_partitions, "Consumer", StandInConsumer):
-        service = StepwisePartitions(
-            NAMESPACES[0],
-            "orders",
-            len(KEYS),
-            kafka={},
-            results=folder / "results.db",
-            process=lambda _record: "done",
-        )
-    ending.callback(service.stop)
-    return service
-
-
-def process(cluster: Cluster[Any], service: StepwisePartitions, _namespace: str, key: str) -> int:
-    StandInConsumer.topic[int(key)] += 1
-    # The loop of rounds would never rest.
-    cluster.call(service._in_thread(service._round))  # noqa: SLF001
-    (place,) = service._results.connection.execute(  # noqa: SLF001
-        "SELECT count(*) FROM results WHERE partition = ?", (int(key),)
-    ).fetchone()
-    assert isinstance(place, int)
-    return place
-
-
 EXAMPLES: Final = {
     Counter: Example(make=made_counter, write=count),
     Files: Example(make=made_files, write=append, splits=False),
-    Partitions: Example(make=made_partitions, write=process, serves=NAMESPACES[:1]),
     Sessions: Example(make=lambda *_: Sessions(), write=say),
     Tickets: Example(make=lambda *_: Tickets(), write=sell, serves=NAMESPACES[:1]),
     Visits: Example(make=lambda *_: Visits(), write=visit, serves=NAMESPACES[:1]),
