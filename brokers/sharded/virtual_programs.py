@@ -168,7 +168,7 @@ class Programs(MovingCluster[Service]):
             if outcome != RequestOutcome.NOT_STARTED.value and method not in IDEMPOTENT:
                 raise PeerError(
                     f"nobody knows whether {method} {path} was executed: its program was killed, or"
-                    " lost the key meanwhile"
+                    " lost the key meanwhile; only GET, PUT, DELETE and the like are sent again"
                 )
             await self._world.change()
             running = self.brokers
