@@ -97,11 +97,14 @@ class Account:
         """Begin a charge that ends with the frame, if not before. Return it; None if there is no
         frame, or if this account pays already.
         """
-        frame = threads.own.frame
+        thread = threads.own
+        frame = thread.frame
         if frame is None or not self.measures:
             return None
         outer = frame.charge
-        return None if outer is not None and outer.account is self else Charge(self).__enter__()
+        if outer is not None and outer.account is self:
+            return None
+        return Charge(self).begin(frame, thread)
 
     def undriven(self) -> Charge | None:
         """Return a charge that has begun, unless a frame is charged."""
@@ -170,17 +173,13 @@ class _Thread:
         """Read the clock of CPU time."""
         self.read_ns, self.read_at_ns, self.charged_ns = thread_time_ns(), now_ns, 0
 
-    def used_ns(self, since_ns: int, now_ns: int, *, waits: bool) -> int:
-        """Return the CPU time between two moments, the second one now. `waits`: whether the thread
-        may have waited for anything else than its turn.
+    def read_since(self, since_ns: int, now_ns: int) -> int:
+        """Read the clock of CPU time. Return how far it has gone since a moment. Nothing before
+        that is charged any more.
         """
-        passed_ns = now_ns - since_ns
-        if passed_ns < SHORT_NS and not waits:
-            self.charged_ns += passed_ns
-            return passed_ns
         before_ns = self.read_ns + self.charged_ns
         self.read(now_ns)
-        return max(0, min(self.read_ns - before_ns, passed_ns))  # A clock may jump.
+        return max(0, min(self.read_ns - before_ns, now_ns - since_ns))  # A clock may jump.
 
 
 class Threads(threading.local):
@@ -198,7 +197,7 @@ class _Frame:
 
     __slots__ = ("_outer", "_since_ns", "charge")
 
-    _waits = True
+    _waits = True  # It may wait for something else than its turn.
 
     def __init__(self, charge: Charge | None = None) -> None:
         """`charge` pays, if there is none within it."""
@@ -224,11 +223,12 @@ class _Frame:
         if outer is not None:
             outer.look(thread)
 
-    def end(self) -> None:
+    def end(self, thread: _Thread) -> None:
         """End the charges that have begun in it."""
-        charge = self.charge
+        self.settle(thread)
+        charge, self.charge = self.charge, None  # Otherwise each would keep the other.
         while charge is not None and charge.frame is self:
-            charge.is_over = True
+            charge.is_over, charge.frame = True, None
             charge = charge.outer
 
     def look(self, thread: _Thread) -> None:
@@ -240,11 +240,16 @@ class _Frame:
     def settle(self, thread: _Thread) -> None:
         """Charge what was used until now."""
         charge = self.charge
-        if charge is not None:
-            now_ns = monotonic_ns()
-            used_ns = thread.used_ns(self._since_ns, now_ns, waits=self._waits)
-            charge.account.cpu_ns += used_ns
-            self._since_ns = now_ns
+        if charge is None:
+            return
+        since_ns, now_ns = self._since_ns, monotonic_ns()
+        used_ns = now_ns - since_ns
+        if used_ns < SHORT_NS and not self._waits:
+            thread.charged_ns += used_ns
+        else:
+            used_ns = thread.read_since(since_ns, now_ns)
+        charge.account.cpu_ns += used_ns
+        self._since_ns = now_ns
 
 
 class Charge:
@@ -258,11 +263,21 @@ class Charge:
     """The one around it."""
 
     def __init__(self, account: Account) -> None:
-        """Enter it as a context."""
+        """Begin it, or enter it as a context."""
         self.account = account
         self.frame = self.outer = None
         self._is_alone = False
         self.is_over = not account.measures
+
+    def begin(self, frame: _Frame, thread: _Thread) -> Self:
+        """Begin it in a frame that the thread runs."""
+        outer, self.frame = frame.charge, frame
+        if outer is None:
+            frame.look(thread)
+        elif outer.account is not self.account:
+            frame.settle(thread)
+        self.outer, frame.charge = outer, self
+        return self
 
     def __enter__(self) -> Self:
         if self.is_over:
@@ -272,20 +287,14 @@ class Charge:
         if frame is None:
             frame, self._is_alone = _Frame(), True
             frame.resume(thread)
-        outer, self.frame = frame.charge, frame
-        if outer is None:
-            frame.look(thread)
-        elif outer.account is not self.account:
-            frame.settle(thread)
-        self.outer, frame.charge = outer, self
-        return self
+        return self.begin(frame, thread)
 
     def end(self) -> None:
         """End it. You may repeat it."""
         if self.is_over:
             return
-        self.is_over = True
         frame, thread = self.frame, threads.own
+        self.is_over, self.frame = True, None
         if frame is None or frame is not thread.frame:
             return
         if self._is_alone:
@@ -372,10 +381,14 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
         try:
             return self._send(None)
         except BaseException:
-            self.end()
+            if self.charge is not None:
+                self.end(thread)
             raise
         finally:
-            self.pause(thread)
+            if self.charge is None and self._outer is None:  # The same as `pause`.
+                thread.frame = None
+            else:
+                self.pause(thread)
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 - as above
         """Run a step."""
@@ -387,8 +400,11 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
 
     def close(self) -> None:
         """End it where it waits."""
-        self._step(self._steps.close)
-        self.end()
+        self._step(self._end_where_it_waits)
+
+    def _end_where_it_waits(self) -> None:
+        self._steps.close()
+        self.end(threads.own)
 
     def _step(self, step: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 - as above
         thread = threads.own
@@ -396,7 +412,7 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
         try:
             return step(*given)
         except BaseException:
-            self.end()
+            self.end(thread)
             raise
         finally:
             self.pause(thread)

@@ -535,8 +535,8 @@ class WorkerConfig(BaseModel):
     measure_cpu: bool = Field(
         default=True,
         description=(
-            "Measure the CPU time that the work on each bundle uses. It takes some microseconds of"
-            " CPU for each call. Without it the load of a bundle is what its calls cost on average."
+            "Measure the CPU time that the work on each bundle uses, which takes a few microseconds"
+            " for each call. Without it, a bundle's calls count as what calls cost on average."
         ),
     )
     balance: bool = Field(

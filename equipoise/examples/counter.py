@@ -6,14 +6,12 @@ and redirects other calls to their owner (307). Two calls with the same `X-Reque
 """
 
 import os
-import time
 import uuid
-from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
-from equipoise import Bundle, BundleLoad, Deadline, Ownership, Peer, Service
+from equipoise import Bundle, Deadline, Ownership, Peer, Service
 from equipoise.errors import (
     CallerError,
     DeadlineExceeded,
@@ -35,8 +33,7 @@ class Counter(Service):
 
     def __init__(self, store: CounterStore | None = None) -> None:
         self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", ""))
-        self._calls, self._namespaces = Tally[str](), set[str]()
-        self._counted_since = time.monotonic()
+        self._namespaces = set[str]()
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """There is nothing to load: the counters are in the store."""
@@ -52,15 +49,6 @@ class Counter(Service):
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes that the broker serves on its port."""
         return [web.post("/counter/{tenant}/{namespace}/{key}", self.increment)]
-
-    def load(self) -> Mapping[str, BundleLoad]:
-        """Return the calls per second of each bundle since the last request."""
-        now = time.monotonic()
-        seconds, self._counted_since = max(now - self._counted_since, 0.001), now
-        calls, self._calls = self._calls, Tally[str]()
-        return {
-            bundle: BundleLoad(calls_per_second=count / seconds) for bundle, count in calls.items()
-        }
 
     async def increment(self, request: web.Request) -> web.Response:
         """Add one to a key if this broker owns it. Otherwise redirect the caller to the owner."""
@@ -86,7 +74,6 @@ class Counter(Service):
             return web.Response(status=404, text=str(error))
         except (DeadlineExceeded, Overloaded, PeerError) as error:
             return _later(error)
-        self._calls[served.bundle.name] += 1
         increment = Increment(
             key=f"{namespace}/{key}",
             token=work.token,

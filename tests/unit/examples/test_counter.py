@@ -105,16 +105,6 @@ def test_a_repeated_request_counts_once(counters: Counters) -> None:
     assert [("r1",)] == counters.rows("writes")
 
 
-def test_the_load_counts_calls_by_bundle(counters: Counters) -> None:
-    """Since the last request for it."""
-    counters.post("a")
-    counter = counters.cluster.service("a")
-    assert [counters.bundle] == list(counter.load())
-    counters.post("a")
-    assert counter.load()[counters.bundle].calls_per_second > 0
-    assert {} == counter.load()
-
-
 # --- moves in the middle of a call ---
 
 

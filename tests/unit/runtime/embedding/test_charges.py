@@ -165,7 +165,7 @@ async def test_a_request_is_charged_for_all_that_it_uses(
         app = installed(app)
     follow_tasks_and_threads()
     for number in range(2):
-        status = (await called(app, f"/home/{path}")).status_code
+        status = (await called(app, f"/lobby/{path}")).status_code
         assert status == (500 if path == "raises" else 200)
         assert host.owned.account.cpu_ns == 100 * (number + 1)
     load = host.owned.account.take()
@@ -186,7 +186,7 @@ async def test_a_caller_that_goes_ends_its_charge(clocks: CpuClocks) -> None:
             clocks.use(4)
 
     app = ByKey(waits, host, namespace=NAMESPACE, key="/{key}", timeout_ms=1_000)
-    task = asyncio.ensure_future(called(app, "/home"))
+    task = asyncio.ensure_future(called(app, "/lobby"))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -226,7 +226,7 @@ async def test_work_that_is_begun_and_finished_is_charged_between(clocks: CpuClo
     host = Host()
 
     async def endpoint(_scope: Message, _receive: Receive, send: Send) -> None:
-        work = host.owned.begin("home")
+        work = host.owned.begin("lobby")
         clocks.use(5)
         await asyncio.sleep(0)
         clocks.use(6)
@@ -236,5 +236,5 @@ async def test_work_that_is_begun_and_finished_is_charged_between(clocks: CpuClo
         await send({"type": "http.response.body"})
 
     app = installed(endpoint)
-    await called(app, "/home")
+    await called(app, "/lobby")
     assert host.owned.account.cpu_ns == 11
