@@ -19,7 +19,7 @@ from tests.load.flights import flights
 
 SEEDS: Final = (1, 2)
 MINUTE_S: Final = 60.0
-UNEVENNESS_MAX, MOVED_MAX, CALM_MAX = 0.6, 1.5, 0.9
+UNEVENNESS_MAX, MOVED_MAX, CALM_MAX = 0.65, 1.5, 0.9
 
 
 def policies() -> list[Contender]:
