@@ -127,6 +127,20 @@ def test_a_light_sample_is_small_and_close(sample: Load) -> None:
     assert small == light(small)
 
 
+def test_the_longest_names_leave_room_for_a_report() -> None:
+    """What is declared of their namespaces goes first."""
+    names = [f"{'t' * 255}/{'n' * 254}{number}" for number in range(DECLARED_MAX)]
+    declared = {name: Declared(unit="u" * UNIT_CHARACTERS_MAX) for name in names}
+    load = Load(
+        broker="a",
+        at_ms=0,
+        column=bytes(COSTS_MAX * ENTRY_BYTES),
+        declared=declared,
+        problem="é" * PROBLEM_CHARACTERS_MAX,
+    )
+    assert len(encode_load(load)) > REPORT_BYTES_MAX >= len(encode_load(light(load)))
+
+
 @given(SAMPLES, SAMPLES)
 def test_summaries_of_light_samples_are_bounded(earlier: Load, sample: Load) -> None:
     load = averaged(averaged(None, light(earlier)), light(sample))

@@ -92,11 +92,10 @@ def plan(
         return
     given, base = options.given(shedder), options.base(BalancingSettings())
     with admin.reading() as access:
-        view = access.view
+        view, newest = access.view, _newest_decisions(admin.log)
         settings = with_values(settings_in(view, base), given)
         loads = LoadBus(admin.log).latest()
         now_ms = time.time_ns() // 1_000_000
-        newest = _newest_decisions(admin.log)
         cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
         budget, at_ms = _budget(view, newest.get("shed"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
-from equipoise.brokers.balancing.placement import LeastCost
+from equipoise.brokers.balancing.placement import LeastCost, believed
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, plan_round
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core.records import Document
@@ -214,6 +214,16 @@ def test_no_move_brings_a_broker_above_its_capacity_of_a_unit() -> None:
     assert "from c: it has 0 of 690 tokens/s, and 3,700 with it (capacities)" in stays["a"]
 
 
+def test_the_moves_of_a_plan_fit_together_in_a_unit() -> None:
+    """Each of two moves to c alone would fit: of 3,700 and of 700."""
+    channel = uneven_channel()
+    free, _ = planned(channel, declaring(channel))
+    assert 2 == sum(destination == "c" for _, destination in free)
+    moves, stays = planned(channel, declaring(channel, {"c": 4_000}))
+    assert 1 == sum(destination == "c" for _, destination in moves)
+    assert any("c has no room left after other moves: it has 3," in each for each in stays.values())
+
+
 def test_bundles_do_not_move_between_brokers_of_different_units() -> None:
     channel = uneven_channel()
     seats = Declared(unit="seats", amount=1, rate=1e-4)
@@ -231,6 +241,7 @@ def test_a_broker_that_does_not_know_its_load_takes_no_part() -> None:
     channel = uneven_channel()
     known = loads(channel, {})
     known[2] = replace(known[2], problem="load() of Carts: it raises ValueError: no")
+    assert ["a", "b"] == list(believed({load.broker: load for load in known}))
     moves, stays = planned(channel, known)
     assert {"b"} == {destination for _, destination in moves}
     assert (
