@@ -220,7 +220,6 @@ class _Run:
         carried = reporter.averages.update(
             names,
             loads,
-            cpu_use=use,
             coefficients=self._coefficients,
             elapsed_ms=elapsed_ms,
             cost_window_ms=rules.cost_window_ms,

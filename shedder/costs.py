@@ -1,7 +1,7 @@
 """Turn the loads of bundles into costs: shares of a core that they keep busy.
 
-A cost is the CPU time that was measured, and for what was not, coefficients times what was counted;
-or what the service declares, in a unit of its own.
+A cost is the CPU time that was measured, and for what was not, coefficients times what was counted
+(see `shedder.fit`); or what the service declares, in a unit of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ IDLE_COST: Final = 5e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """CPU time in seconds: of a call, a byte, and a second of a session or call in progress. The
-    defaults are what is assumed of a broker that nobody has measured.
+    """CPU time in seconds: of a call and a byte, and for each second of a session or call in
+    progress, a bundle, and the process itself. The defaults are what is assumed of a broker that
+    nobody has measured.
     """
 
     per_call: float = 1 / CALLS_PER_CPU_SECOND
     per_byte: float = 1 / CALLS_PER_CPU_SECOND / BYTES_PER_CALL
     per_session: float = 1 / CALLS_PER_CPU_SECOND / SESSIONS_PER_CALL
+    per_bundle: float = IDLE_COST
+    process: float = 0.01
 
 
 ASSUMED: Final = Coefficients()
@@ -42,13 +45,14 @@ ASSUMED: Final = Coefficients()
 
 def costs_of(loads: Iterable[BundleLoad], coefficients: Coefficients = ASSUMED) -> list[float]:
     """Return the cost of each load, a share of a core. What services declare does not count."""
-    per_call, per_byte, per_session = (
+    per_call, per_byte, per_session, idle = (
         coefficients.per_call,
         coefficients.per_byte,
         coefficients.per_session,
+        coefficients.per_bundle,
     )
     return [
-        IDLE_COST
+        idle
         + load.cpu_seconds_per_second
         + load.calls_per_second * per_call
         + load.bytes_per_second * per_byte

@@ -279,8 +279,8 @@ class Load:
     * `bundles`: its busiest, as reported, lightest first. The others are only counted.
       `column`: the costs of all but newcomers, see `shedder.loads`.
     * `noise`: the standard error of `cost`, see `brokers.load.sampling`; None: not known yet.
-    * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known
-      yet. `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
+    * `other_work`: the share of the broker that neither its bundles nor the process itself take;
+      None: not known yet. `cpu_sums`: what its CPU use shows, see `shedder.fit`.
     * `declared`: by namespace. `capacities`: how much of a unit it can take, by unit.
     * `problem`: why the load of its bundles is not known; None: it is.
     * `history`: the configured share of an average that remains after `STEP_MS`.
@@ -298,8 +298,8 @@ class Load:
     bundles: tuple[BundleTraffic, ...] = ()
     column: bytes = b""
     noise: float | None = 0.0
-    cpu_use: float | None = None
-    cpu_cost: float = 0.0
+    other_work: float | None = None
+    cpu_sums: tuple[float, ...] = ()
     declared: Mapping[str, Declared] = field(default_factory=dict)
     capacities: Mapping[str, float] = field(default_factory=dict)
     problem: str | None = None
@@ -403,9 +403,9 @@ def fault_of(load: Load) -> str | None:
             return f"{bundle.bundle} has {fault}"
     if load.noise is not None and not 0 <= load.noise <= FIGURE_MAX:
         return f"the noise of its cost is {load.noise!r}"
-    if load.cpu_use is not None and not 0 <= load.cpu_use <= USE_MAX:
-        return f"its CPU use is {load.cpu_use!r}"
-    costs = (("it", load.cost), ("what it had", load.cpu_cost), *load.costs.items())
+    if load.other_work is not None and not 0 <= load.other_work <= USE_MAX:
+        return f"its other work is {load.other_work!r}"
+    costs = (("it", load.cost), *load.costs.items())
     fault = next(
         (f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None
     )

@@ -24,7 +24,7 @@ from equipoise.channel.core.view import View
 from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.loads import Load, Weights, fault_of, tag_of, unpack
 
-_OTHER_WORK_MIN: Final = 0.2  # A smaller share of the CPU is chance, or what the leader does.
+_OTHER_WORK_MIN: Final = 0.2  # A smaller share of a broker is chance, or what the leader does.
 _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
 
 # So long a broker is new: long enough to be filled, also by a leader that takes over meanwhile.
@@ -377,37 +377,18 @@ def _weighed(
                 barred=apart.get(broker.broker) or (None if is_counted else _why_uncounted(load)),
             )
         )
-    uses = {
-        name: (load.cpu_use, load.cpu_cost)
-        for name, load in scales.by_broker.items()
-        if load.cpu_use is not None
-    }
-    return tuple(less_other_work(weighed, uses))
+    return tuple(less_other_work(weighed, scales.by_broker))
 
 
 def less_other_work(
-    brokers: Sequence[WeighedBroker], uses: Mapping[str, tuple[float, float]]
+    brokers: Sequence[WeighedBroker], loads: Mapping[str, Load]
 ) -> list[WeighedBroker]:
-    """Return the brokers with the capacity that other work leaves them.
+    """Return the brokers with the capacity that other work leaves them: a process that its services
+    started, or a thread of their own.
 
-    `uses`: the CPU use of a broker, a fraction of its limit, and the cost of the bundles that it
-    had in this time.
-
-    Use is in proportion to cost per capacity, as at the median broker. What a broker uses beyond is
-    other work: a process that its services started, or calls that cost more than others. Only what
-    exceeds `_OTHER_WORK_MIN` counts, so that a small change has a small effect.
+    Only what exceeds `_OTHER_WORK_MIN` counts, so that a small change has a small effect.
     """
-    known = {
-        broker.broker: (use, cost / broker.capacity)
-        for broker in brokers
-        for use, cost in (uses.get(broker.broker, (0.0, 0.0)),)
-        if cost >= IDLE_COST  # Of less, nothing can be concluded.
-    }
-    if all(use <= _OTHER_WORK_MIN for use, _ in known.values()):
-        return list(brokers)
-    rates = sorted(use / fill for use, fill in known.values())
-    rate = rates[(len(rates) - 1) // 2]
-    others = {name: use - rate * fill for name, (use, fill) in known.items()}
+    others = {name: load.other_work or 0.0 for name, load in loads.items()}
     return [
         replace(
             broker,

@@ -5,7 +5,8 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Final, cast
 
 import typer
@@ -40,6 +41,8 @@ from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import why_unserved
+from equipoise.shedder.fit import fit
+from equipoise.shedder.loads import Load
 
 BROKER_COLUMNS: Final = (
     "broker",
@@ -94,6 +97,23 @@ def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maint
         "renew_ms": joined.renew_ms,
         "version": joined.version,
         "last": broker.last,
+    }
+
+
+def load_row(broker: str, loads: Sequence[Load]) -> Row:
+    """Describe what the load reports say of a broker, and of the CPU time of calls in the cluster.
+    `cost` and `other_work` are in percent of a core and of the broker, the latter None if unknown.
+    """
+    found = fit(load.cpu_sums for load in loads)
+    load = next((load for load in loads if load.broker == broker), None)
+    costs = asdict(found.for_costs)
+    return {
+        "cost": None if load is None else round(100 * load.cost, 3),
+        "other_work": (
+            None if load is None or load.other_work is None else round(100 * load.other_work, 1)
+        ),
+        "cpu_us": {name: float(f"{1e6 * seconds:.3g}") for name, seconds in costs.items()},
+        "known_costs": [name for name in costs if name not in found.unknown],
     }
 
 

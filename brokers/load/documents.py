@@ -9,6 +9,7 @@ detect and attribute them. An invalid count or name makes the whole document unr
 
 from __future__ import annotations
 
+import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import astuple, fields, replace
@@ -28,6 +29,7 @@ from equipoise.channel.core.fields import (
 )
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
+from equipoise.shedder.fit import SUMS
 from equipoise.shedder.loads import (
     COSTS_MAX,
     DECLARED_MAX,
@@ -62,6 +64,9 @@ _RESOURCES: Final = tuple(each.name for each in fields(Resources))
 _BUNDLE_ROW: Final = 1 + len(RATES) + 4 + 1
 
 _COLUMN_CHARACTERS_MAX: Final = 4 * ((COSTS_MAX * ENTRY_BYTES + 2) // 3)
+# Not rounded: differences of these sums count.
+_DOUBLE_BYTES: Final = 8
+_SUMS_CHARACTERS_MAX: Final = 4 * ((SUMS * _DOUBLE_BYTES + 2) // 3)
 
 _Value = TypeVar("_Value")
 
@@ -82,8 +87,6 @@ def light(load: Load) -> Load:
         traffic=_rounded_traffic(load.traffic),
         cost=_rounded(load.cost),
         noise=None if load.noise is None else _rounded(load.noise),
-        cpu_use=None if load.cpu_use is None else _rounded(load.cpu_use),
-        cpu_cost=_rounded(load.cpu_cost),
         declared={
             namespace: replace(
                 each,
@@ -93,6 +96,7 @@ def light(load: Load) -> Load:
             )
             for namespace, each in load.declared.items()
         },
+        other_work=None if load.other_work is None else _rounded(load.other_work),
         bundles=(),
     )
     room = REPORT_BYTES_MAX - len(encode_load(rounded))
@@ -123,11 +127,11 @@ def encode_load(load: Load) -> bytes:
             "topics": load.topics,
             "cost": load.cost,
             "noise": load.noise,
-            "cpu_use": load.cpu_use,
-            "cpu_cost": load.cpu_cost,
             "declared": {name: astuple(each) for name, each in load.declared.items()},
             "capacities": dict(load.capacities),
             "problem": load.problem,
+            "other_work": load.other_work,
+            "cpu_sums": b64encode(struct.pack(f">{len(load.cpu_sums)}d", *load.cpu_sums)).decode(),
             "column": b64encode(load.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles],
         }
@@ -172,14 +176,14 @@ def _load(document: object) -> Load:
         topics=integer(raw, "topics"),
         cost=_figure(raw.get("cost"), "cost"),
         noise=_unless_null(raw, "noise"),
-        cpu_use=_unless_null(raw, "cpu_use"),
-        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         declared={namespace: _declared(each) for namespace, each in _few(raw, "declared").items()},
         capacities={
             unit: _figure(each, "capacities") for unit, each in _few(raw, "capacities").items()
         },
         problem=optional_text(raw, "problem"),
-        column=_column(raw),
+        other_work=_unless_null(raw, "other_work"),
+        cpu_sums=_cpu_sums(raw),
+        column=_in_base64(raw, "column", _COLUMN_CHARACTERS_MAX),
         bundles=_bundles(raw),
         history=history_in(raw),
     )
@@ -214,14 +218,19 @@ def _unless_null(raw: Raw, name: str) -> float | None:
     return None if value is None else _figure(value, name)
 
 
-def _column(raw: Raw) -> bytes:
-    value = raw.get("column")
-    if not isinstance(value, str) or len(value) > _COLUMN_CHARACTERS_MAX:
-        fail(f"column must be text of at most {_COLUMN_CHARACTERS_MAX} characters")
+def _cpu_sums(raw: Raw) -> tuple[float, ...]:
+    data = _in_base64(raw, "cpu_sums", _SUMS_CHARACTERS_MAX)
+    return struct.unpack(f">{len(data) // _DOUBLE_BYTES}d", data[: len(data) & -_DOUBLE_BYTES])
+
+
+def _in_base64(raw: Raw, name: str, characters_max: int) -> bytes:
+    value = raw.get(name)
+    if not isinstance(value, str) or len(value) > characters_max:
+        fail(f"{name} must be text of at most {characters_max} characters")
     try:
         return b64decode(value, validate=True)
     except ValueError:
-        fail("column must be in base64")
+        fail(f"{name} must be in base64")
 
 
 def _bundles(raw: Raw) -> tuple[BundleTraffic, ...]:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from equipoise.brokers.load.metering import Account
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.inspect.story import one_line
+from equipoise.shedder.fit import Fit
 from equipoise.shedder.loads import DECLARED_MAX, FIGURE_MAX, BundleLoad, Messaging, Resources
 
 _logger: Final = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class LoadSampler:
         is how long all callers may use one sample.
         """
         self.resources = Resources()  # Of the broker, as last measured; zeros before.
+        self.fit = Fit()  # Of the CPU use of all brokers, as last read.
         self._services = services
         self._accounts = accounts
         self._broker = broker

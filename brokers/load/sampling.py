@@ -299,7 +299,6 @@ HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
 _DECLARED_HALF_LIFE_MS: Final = 60_000  # An exchange that jumps would move load.
-_CPU_KNOWN: Final = 0.5  # Of a window. A broker that has just started works hard at first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,8 +307,6 @@ class Carried:
     averages, per second.
 
     * `costs` and `noise`: see `brokers.load.sampling`.
-    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not
-      known yet. `cpu_cost`: the cost of the bundles that it had in this time.
     * `declared`: see `shedder.loads.Load`.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
@@ -322,8 +319,6 @@ class Carried:
     messages_out: Sequence[float] = ()
     costs: Sequence[float] = ()
     noise: float | None = None
-    cpu_use: float | None = None
-    cpu_cost: float = 0.0
     topics: Sequence[int] = ()
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
@@ -418,14 +413,12 @@ class BundleAverages:
         self._columns: Sequence[Sequence[float]] = ((),) * _RATES
         self._declared: Mapping[str, Declared] = {}
         self._windows = CostWindows()
-        self._cpu = CostWindows(known=_CPU_KNOWN)
 
     def update(
         self,
         names: Sequence[str],
         loads: Mapping[str, BundleLoad],
         *,
-        cpu_use: float = 0.0,
         coefficients: Coefficients = ASSUMED,
         rates: Mapping[str, float] = MappingProxyType({}),
         elapsed_ms: int,
@@ -434,8 +427,7 @@ class BundleAverages:
         """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the
         previous loads.
 
-        * `cpu_use` is the broker's in this time, a fraction of its limit. `coefficients` turn loads
-          into costs, and `rates`, by unit, what is declared.
+        * `coefficients` turn loads into costs, and `rates`, by unit, what is declared.
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
         * The first load of a bundle is its average, so a bundle that has just moved is known at
           once. The second load replaces it: the first covers only part of a period.
@@ -464,13 +456,6 @@ class BundleAverages:
             elapsed_ms=max(elapsed_ms, 1),
             window_ms=cost_window_ms,
         )
-        (cpu, cpu_cost), cpu_noise = self._cpu.update(
-            ("use", "cost"),
-            (cpu_use, sum(estimates)),  # What is declared may be no CPU time.
-            newcomers=(),
-            elapsed_ms=max(elapsed_ms, 1),
-            window_ms=cost_window_ms,
-        )
         bytes_in, bytes_out, messages_in, messages_out = updated
         topics, consumers, producers, memory_bytes = columns.counts
         return Carried(
@@ -482,8 +467,6 @@ class BundleAverages:
             messages_out=messages_out,
             costs=costs,
             noise=noise,
-            cpu_use=cpu if cpu_noise is not None and cpu > 0 else None,
-            cpu_cost=cpu_cost,
             topics=topics,
             consumers=consumers,
             producers=producers,
@@ -648,8 +631,6 @@ def sampled(
         bundles=carried.busiest(rules.bundles_max),
         column=pack(carried.settled, total=cost),
         noise=carried.noise,
-        cpu_use=carried.cpu_use,
-        cpu_cost=carried.cpu_cost,
         declared=carried.declared,
         capacities=capacities or {},
         problem=problem,

@@ -200,15 +200,21 @@ def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | 
     check_cuts(bundle.low, bundle.high, positions)
 
 
-def live_broker(view: View, broker_id: str) -> BrokerEntry:
-    """Return the live incarnation of a broker. Raises `InvalidName`, `NotFound`, and `Rejected` if
-    it has left or is down.
-    """
+def known_broker(view: View, broker_id: str) -> BrokerEntry:
+    """Return a broker that has joined. Raises `InvalidName` and `NotFound`."""
     broker = view.brokers.get(check_broker_id(broker_id))
     if broker is None:
         raise NotFound(
             f"no broker {broker_id!r} has ever joined; see who has: equipoise brokers list --all"
         )
+    return broker
+
+
+def live_broker(view: View, broker_id: str) -> BrokerEntry:
+    """Return the live incarnation of a broker. Raises `InvalidName`, `NotFound`, and `Rejected` if
+    it has left or is down.
+    """
+    broker = known_broker(view, broker_id)
     if not broker.live:
         problem = f"it is {broker.status} since offset {broker.last}"
         raise Rejected(

@@ -342,12 +342,7 @@ class WorkerConfig(BaseModel):
         default=None,
         ge=1,
         le=INTEGER_MAX,
-        description=(
-            "How much load this broker can take, in percent of a core: a broker of 200 gets twice"
-            " the load of a broker of 100. Default: 100 for each of `cpu_cores`; without that 100,"
-            " because a Python process computes on one core, or less if the control group allows"
-            " less."
-        ),
+        description="The load that it can take, in percent of a core. Default: by its cores.",
     )
     cpu_cores: float | None = Field(
         default=None,
@@ -355,9 +350,8 @@ class WorkerConfig(BaseModel):
         le=1_000_000,
         allow_inf_nan=False,
         description=(
-            "The number of CPUs for this broker and its child processes. Load reports give CPU use"
-            " as a share of it. Default: what the control group and the CPU affinity of the process"
-            " allow."
+            "The CPUs of this broker and its child processes. Load reports give CPU use as a share"
+            " of it. Default: what the control group and the CPU affinity allow."
         ),
     )
     capacities: Capacities = Field(

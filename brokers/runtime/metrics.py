@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import accumulate, product
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -42,6 +42,7 @@ from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
 from equipoise.channel.core.view import View
+from equipoise.shedder.costs import ASSUMED, Coefficients
 from equipoise.shedder.loads import Resources
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -229,6 +230,12 @@ _GAUGES: Final = (
         "The offset of the first record in the last compaction whose time is ahead of the clock; 0"
         " without one.",
     ),
+    _Row(
+        "cost_cpu_seconds",
+        "CPU time that costs assume: of a call, of a byte, and per second of a session, of a"
+        " bundle, and of the process itself.",
+        {"of": [each.name for each in fields(Coefficients)]},
+    ),
     _Row("balancing_moves_under_way", "Moves that this broker requested and that have not ended."),
     _Row(
         "balancing_budget_blocks",
@@ -254,6 +261,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._counters = dict(self._series(Counter, _COUNTERS))
         self._gauges = dict(self._series(Gauge, _GAUGES))
+        self.assume(ASSUMED)
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
         # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
@@ -296,6 +304,11 @@ class Metrics:
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""
         self._gauges[name,].set(value)
+
+    def assume(self, coefficients: Coefficients) -> None:
+        """Export what costs are computed with."""
+        for name, seconds in asdict(coefficients).items():
+            self._gauges["cost_cpu_seconds", name].set(seconds)
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[ObservedMove]:
         """Count one folded record and return the moves it ends. Ignore history (`live` false)."""

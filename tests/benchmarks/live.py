@@ -404,7 +404,9 @@ class Cluster:
                     cpu_s=[cpu_s(each.process.pid) for each in started if each.process],
                     calls=[self.callers.served[each.address] for each in started],
                     owners=self._owners(),
-                    reports={load.broker: (load.cost, load.noise, load.cpu_use) for load in loads},
+                    reports={
+                        load.broker: (load.cost, load.noise, load.other_work) for load in loads
+                    },
                 )
             )
 

@@ -25,6 +25,7 @@ from equipoise.brokers.load.documents import (
 )
 from equipoise.brokers.load.load_sampler import PROBLEM_CHARACTERS_MAX
 from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.shedder.fit import SUMS
 from equipoise.shedder.loads import (
     COSTS_MAX,
     DECLARED_MAX,
@@ -78,8 +79,6 @@ SAMPLES = st.builds(
     topics=COUNTS,
     cost=FIGURES,
     noise=FIGURES,
-    cpu_use=st.none() | FIGURES,
-    cpu_cost=FIGURES,
     declared=st.dictionaries(
         st.builds("{}/{}".format, PARTS, PARTS),
         st.builds(Declared, unit=UNITS, amount=FIGURES, estimate=FIGURES, rate=FIGURES),
@@ -87,6 +86,8 @@ SAMPLES = st.builds(
     ),
     capacities=st.dictionaries(UNITS, FIGURES, max_size=DECLARED_MAX),
     problem=st.none() | st.text(min_size=1, max_size=PROBLEM_CHARACTERS_MAX),
+    other_work=st.none() | FIGURES,
+    cpu_sums=st.just(()) | st.tuples(*[FIGURES] * SUMS),
     column=st.binary(max_size=COSTS_MAX * ENTRY_BYTES),
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),
     history=st.floats(0, 1),

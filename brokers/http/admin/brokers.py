@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
@@ -238,6 +239,7 @@ def _load_report(worker: Worker, view: View) -> dict[str, object]:
         **{field: addresses[name] for field, name in _TLS_ADDRESSES.items() if name in addresses},
         "brokerVersionString": "" if entry is None else entry.joined.version,
         "capacity": worker.profile.capacity,
+        "cpuSeconds": asdict(worker.loads.fit.for_costs),
         "offset": view.offset,
         "numBundles": len(bundles),
         "bundles": bundles,

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.load.cpu_window import CpuWindow
 from equipoise.brokers.load.load_sampler import ServiceLoads
-from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.brokers.load.process_use import ProcessUse, allowed_cores
+from equipoise.brokers.load.resource_use import default_capacity
 from equipoise.brokers.load.sampling import (
     BundleAverages,
     Carried,
@@ -29,6 +33,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.system.failures import LoggedFailures
 from equipoise.shedder.costs import exchanges_of
+from equipoise.shedder.fit import fit
 from equipoise.shedder.loads import BundleTraffic, Load
 from equipoise.shedder.snapshot import capacities_in
 
@@ -37,6 +42,8 @@ _logger: Final = logging.getLogger(__name__)
 # Use is measured between two looks. The second look comes soon, because a broker that joins gets
 # bundles when it has reported.
 _SECOND_LOOK_MS: Final = 200
+# How often what all brokers report is fitted. Coefficients change slowly.
+_FIT_MS: Final = 60_000
 
 
 class LoadReporter:
@@ -53,7 +60,11 @@ class LoadReporter:
         self._worker = worker
         self._settings = settings
         self._bus = _Gate(bus)
-        self._use = ProcessUse(broker=worker.broker_id, cpu_cores=worker.config.cpu_cores)
+        cores = worker.config.cpu_cores
+        self._use = ProcessUse(broker=worker.broker_id, cpu_cores=cores)
+        self._cores = default_capacity(cores, allowed=allowed_cores()) / 100
+        self._cpu = CpuWindow(cores=os.cpu_count() or 1)
+        self._fit_ms: int | None = None
         self._averages = BundleAverages()
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
@@ -140,17 +151,31 @@ class LoadReporter:
             reported_out=bytes_out,
             nic_speed_gbps=settings.reports.nic_speed_gbps,
         )
+        if self._fit_ms is None or now.boot_ms - self._fit_ms >= _FIT_MS:
+            self._fit_ms = now.boot_ms  # Also if it fails: costs go on as they are.
+            self._worker.loads.fit = fit(load.cpu_sums for load in self._bus.latest())
+            self._worker.metrics.assume(self._worker.loads.fit.for_costs)
+        found = self._worker.loads.fit
+        window_ms = settings.reports.cost_window_ms
         carried = self._averages.update(
             open_bundles,
             services.loads,
+            coefficients=found.for_costs,
             rates=self._rates(percents) if percents else {},
-            cpu_use=0.0 if resources is None else resources.cpu.percent / 100,
             elapsed_ms=elapsed_ms,
-            cost_window_ms=settings.reports.cost_window_ms,
+            cost_window_ms=window_ms,
         )
         if resources is None:
             return carried, None
-        return carried, sampled(
+        self._cpu.update(
+            services.loads.values(),
+            bundles=len(open_bundles),
+            used_cores=resources.cpu.used / 100,
+            elapsed_ms=elapsed_ms,
+            window_ms=window_ms,
+        )
+        other_cores = self._cpu.other_work(found.coefficients, window_ms=window_ms)
+        sample = sampled(
             carried,
             broker=self._worker.broker_id,
             at_ms=now.wall_ms,
@@ -158,6 +183,11 @@ class LoadReporter:
             settings=settings,
             capacities=self._worker.config.capacities,
             problem=services.problem,
+        )
+        return carried, replace(
+            sample,
+            other_work=None if other_cores is None else other_cores / self._cores,
+            cpu_sums=self._cpu.sums,
         )
 
     def _rates(self, percents: Mapping[str, float]) -> Mapping[str, float]:

@@ -97,6 +97,7 @@ _LINES: Final[Mapping[str, str]] = {
     "policies delete": "pin/x --log {log} --as erin --timeout 5 --json",
     "policies explain": "{left} --log {log} --timeout 5 --json",
     "brokers list": "test --log {log} --all --timeout 5 --json",
+    "brokers show": "c --log {log} --timeout 5 --json",
     "brokers leader-broker": "--log {log} --timeout 5 --json",
     "brokers status": "--log {log} --url http://127.0.0.1:9 --timeout 5 --json",
     "brokers drain": "c --log {log} --no-wait --timeout 5 --json",

@@ -101,25 +101,3 @@ def test_counts_moves_that_went_back_within_ten_minutes() -> None:
     )
     assert [1, 1, 1, 0, 0, 0] == result.moved_by_step().tolist()
     assert {"undone": 1, "load_moved": 3.0}.items() <= metrics.document().items()
-
-
-def test_a_broker_that_has_given_most_of_its_load_is_not_taken_to_do_other_work() -> None:
-    """It fills two that join. Its CPU use falls later than its cost: with the bundles of now, it
-    would give too many away.
-    """
-    loads = 100 * np.random.default_rng(1).lognormal(0, 1, 60)
-    brokers = tuple(
-        TraceBroker(broker=name, capacity=1.1 * loads.sum(), joins_s=0.0 if name == "a" else 400.0)
-        for name in "abc"
-    )
-    bundles = tuple(f"bundle-{number}" for number in range(len(loads)))
-    result = run(
-        Trace(
-            name="pile",
-            step_s=10.0,
-            bundles=bundles,
-            brokers=brokers,
-            loads=np.tile(loads, (180, 1)),
-        )
-    )
-    assert result.unevenness[-60:].max() < 0.06

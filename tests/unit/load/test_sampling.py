@@ -156,17 +156,6 @@ def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> 
     assert 0 < long < short
 
 
-def test_cpu_use_is_known_after_half_a_window_and_leaves_out_bursts() -> None:
-    """A broker that starts, or burns a processor for a moment, is not busier for it."""
-    averages, found = BundleAverages(), list[float | None]()
-    for cpu_use in (4.0, 3.0, *(0.25,) * 15, 9.0, 9.0):
-        carried = averages.update(
-            [], {}, cpu_use=cpu_use, elapsed_ms=COST_WINDOW_MS // 24, cost_window_ms=COST_WINDOW_MS
-        )
-        found.append(carried.cpu_use)
-    assert [*(None,) * 11, *(0.25,) * 8] == found
-
-
 def test_a_load_without_messaging_figures_is_converted() -> None:
     """A call counts as an incoming message, a session as a consumer. Without bytes, each call
     counts as bytes, but not on the network. So does CPU time, with and without bytes.
@@ -280,7 +269,7 @@ NAMES = ["t/a/0x00000000_0x80000000", "t/a/0x80000000_0xffffffff", "t/b/0x000000
 
 
 def test_declared_costs_count_in_cores_and_are_reported_by_namespace() -> None:
-    """They also rank bundles for Pulsar's strategies. CPU time is still compared with estimates."""
+    """They also rank bundles for Pulsar's strategies."""
     averages = BundleAverages()
     loads = {
         NAMES[0]: BundleLoad(cost=30, unit="seats", calls_per_second=100),
@@ -295,7 +284,6 @@ def test_declared_costs_count_in_cores_and_are_reported_by_namespace() -> None:
 
     carried = [updated() for _ in range(60)][-1]
     assert [pytest.approx(cost, rel=1e-3) for cost in (0.6, 0.2, 0.2)] == list(carried.costs)
-    assert pytest.approx(0.21, rel=1e-3) == carried.cpu_cost
     ((namespace, declared),) = carried.declared.items()
     assert ("t/a", "seats", 0.02) == (namespace, declared.unit, declared.rate)
     assert [pytest.approx(40), pytest.approx(0.01, rel=1e-2)] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.costs import BYTES_PER_CALL
+from equipoise.shedder.fit import Amounts, with_observation
 from equipoise.shedder.loads import BundleLoad, Load
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
@@ -127,6 +129,22 @@ async def test_a_declared_cost_counts_by_the_capacity_of_its_unit(tmp_path: Path
             assert pytest.approx(500 * rate, rel=1e-3) == load.costs[bundle]
             broker.service.loads[bundle] = None  # type: ignore[assignment]
             await until(lambda: "not a BundleLoad" in (bus.latest()[0].problem or ""))
+
+
+async def test_a_broker_begins_with_what_others_know_of_costs(tmp_path: Path) -> None:
+    """Its first report has costs by the CPU use of a broker that has run for hours."""
+    async with started(tmp_path, f"memory:{tmp_path}", {}) as broker:
+        bus, sums = LoadBus("memory:known"), tuple[float, ...]()
+        for turn in range(1_000):
+            done = Amounts(calls=10.0 * (turn % 7), bundles=4)
+            sums = with_observation(sums, done, 0.004 * done.calls, elapsed_s=10.0)
+        bus.publish(Load(broker="old", at_ms=time.time_ns() // 1_000_000, cpu_sums=sums))
+        async with reporting(broker, bus, rules(OFTEN)):
+            await until(lambda: len(bus.latest()) > 1)
+        per_call = broker.worker.loads.fit.for_costs.per_call
+        assert per_call == pytest.approx(0.004, rel=0.01)
+        scraped = (await broker.get("/metrics")).body.decode()
+        assert f'of="per_call"}} {per_call}' in scraped
 
 
 async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""What a broker's CPU time goes into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equipoise.brokers.load.cpu_window import CpuWindow
+from equipoise.shedder.costs import ASSUMED
+from equipoise.shedder.fit import SUMS
+from equipoise.shedder.loads import BundleLoad
+
+WINDOW_MS = 120_000
+CALLS = BundleLoad(calls_per_second=1_000)  # A tenth of a core.
+MEASURED = replace(CALLS, cpu_seconds_per_second=0.3)
+
+
+def used(window: CpuWindow, *cores: float, load: BundleLoad = CALLS, step_ms: int = 5_000) -> None:
+    for each in cores:
+        window.update([load], bundles=1, used_cores=each, elapsed_ms=step_ms, window_ms=WINDOW_MS)
+
+
+def other_work(window: CpuWindow) -> float | None:
+    return window.other_work(ASSUMED, window_ms=WINDOW_MS)
+
+
+def test_other_work_is_what_nothing_explains() -> None:
+    """Known after half a window, without the burst of a start. What was measured of bundles is
+    none.
+    """
+    window = CpuWindow(cores=8)
+    used(window, *(0.91,) * 11, load=MEASURED)
+    assert other_work(window) is None
+    used(window, 0.91, load=MEASURED)
+    assert other_work(window) == pytest.approx(0.5, abs=1e-4)
+    used(window, 7.0, 7.0, load=MEASURED)
+    assert other_work(window) == pytest.approx(0.5, abs=1e-4)
+    used(window, *(0.31,) * 40, load=MEASURED)
+    assert other_work(window) == 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "load"),
+    [
+        (9.0, CALLS),
+        (float("nan"), CALLS),
+        (0.2, replace(CALLS, cpu_seconds_per_second=0.5)),
+        (0.2, BundleLoad(calls_per_second=1e300)),
+    ],
+    ids=["more than the machine has", "no number", "less than was measured", "too many calls"],
+)
+def test_what_cannot_be_does_not_count(cores: float, load: BundleLoad) -> None:
+    """A clock has jumped, or a service miscounts."""
+    window, expected = CpuWindow(cores=8), CpuWindow(cores=8)
+    used(window, 0.5, 0.5)
+    used(window, cores, cores, load=load)
+    used(window, 0.5, 0.5)
+    used(expected, *(0.5,) * 4)
+    assert (expected.sums, SUMS) == (window.sums, len(window.sums))
