@@ -175,17 +175,14 @@ class _Group:
         self._live, self._owners = program.live, owners[bundles]
         self._means = np.ascontiguousarray(program.means[:, bundles])
         self._changes = np.ascontiguousarray(program.changes[:, bundles])
-        blocks, brokers = program.live.shape
-        self._costs = np.empty((blocks, brokers, len(bundles)))
-        self._least = np.empty((blocks, len(bundles)))
-        # Any change costs more than the prices of all brokers differ.
-        _, self.loads, self.moved = self.cheapest(np.zeros((blocks, brokers)), 1.0)
+        _, self.loads, self.moved = self.cheapest(np.zeros(program.live.shape), 1.0)
 
     def cheapest(self, prices: Loads, price: float) -> tuple[float, Loads, float]:
         """Return the cost of the cheapest path of each bundle, in sum, and the loads of brokers by
         block and the load moved on these paths.
         """
-        costs, least, changes = self._costs, self._least, price * self._changes
+        costs = np.empty((*prices.shape, len(self._owners)))
+        least, changes = np.empty(self._means.shape), price * self._changes
         later = np.zeros(costs.shape[1:])
         for block in range(len(costs) - 1, -1, -1):
             np.multiply(prices[block, :, None], self._means[block], out=costs[block])
