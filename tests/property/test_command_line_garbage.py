@@ -157,6 +157,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None
         )
         # Runs of the laboratory take seconds, and other processes.
+        patch.setattr("equipoise.lab.bound.cuts_of", lambda *_, **__: ())
         patch.setattr("equipoise.lab.comparing.compare", lambda *_, **__: [])
         patch.setattr("equipoise.lab.page.write_page", lambda *_, **__: folder)
         patch.setattr("equipoise.lab.running.run", no_run)
