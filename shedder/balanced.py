@@ -5,10 +5,16 @@ Theory of operation:
 
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost
   divided by the total capacity.
-* Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors
-  of its reported cost.
-* A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least
-  `patience_ms`. A broker further away than `_GROSS_RATIO` and its noise is helped at once.
+* Each broker has a band around the mean: `settle_ratio` of the mean, `_NOISES` times the noise of
+  its cost, and `_WORTH` of its capacity. Its noise is the error that its predictions of costs had
+  lately (see `brokers.load.sampling`). So a band widens where loads come and go or change faster
+  than they can be moved, and narrows again when predictions hold.
+* A move must pay: its price is a pause, in proportion to the load that moves. Its gain is in
+  proportion to the difference that it evens out, and to how long that lasts. A cost counts only
+  what is expected to last. So what is left to weigh is the difference: inside of the band, the
+  gain is not worth the price.
+* A broker is helped if it is further from the mean than its band with `start_ratio` in place of
+  `settle_ratio`.
 * A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread,
   this moves the least load: the load between the edge and the mean is the most expensive to even
   out. So a bundle that is a little too light is better than one that is a little too heavy: a
@@ -44,7 +50,7 @@ from typing import ClassVar, Final
 
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted, Stay
 from equipoise.shedder.policy import ANY, SOME, Measure, Policy, SearchRange, setting
-from equipoise.shedder.reported import format_duration, format_percent
+from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import RESTS, AskedRules, Snapshot, WeighedBroker, WeighedBundle
 
 # A broker with less than this part of its share, of load and of bundles, is filled.
@@ -52,14 +58,15 @@ _FAR_RATIO: Final = 0.5
 # Costs are equal if their standard deviation is at most this share of their mean: counts of few
 # calls vary as much.
 _EQUAL_RATIO: Final = 0.15
-_GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
-_NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
+_NOISES: Final = 1.6  # A difference of fewer standard errors is chance.
+# A smaller difference from the mean, as a share of the capacity, is not worth a pause. (A capacity
+# of 100 is one core, a cost of 1.)
+_WORTH: Final = 0.000_5 / 100
 # More noise than the mean load is not believed, so that a liar is relieved, too.
 _NOISE_SHARE_MAX: Final = 1.0
 # The noise of a broker while no broker knows its own, as a share of its cost.
-_NOISE_SHARE: Final = 0.2
-_CALM: Final = 1.7  # How much wider all bands are with `calm`.
+_NOISE_SHARE: Final = 0.3
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
 # A bundle with less of the needed cost than this is too light: it would take many.
 _LIGHT_RATIO: Final = 0.3
@@ -72,7 +79,6 @@ _DURATIONS_MAX: Final = 32  # Enough for a median that one slow move does not ch
 class BalancedMemory:
     """What `BalancedShedder` remembers between rounds.
 
-    * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time.
     * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time.
     * `filling`: the brokers that are filled until they have their share.
     * `costs`: what each bundle cost before it moved to fill a broker, as long as it rests. The
@@ -80,7 +86,6 @@ class BalancedMemory:
     * `durations_ms`: of the last moves, from the request until the destination owned the bundle.
     """
 
-    uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
     churn: float = 0.0
     churn_ms: int = 0
     filling: frozenset[str] = frozenset()
@@ -105,20 +110,12 @@ class BalancedShedder(Policy):
         ANY,
         default=0.070,
     )
-    calm: bool = setting(
-        "Widens all bands by 70 %: less load moves, and the load is less even.", default=False
-    )
-    patience_ms: int = setting(
-        "How long a broker that is less than 20 % from the mean, but too far, waits for help.",
-        default=120_000,
-    )
     churn_max: float = setting("Share of all load that may move in an hour.", ANY, default=1.0)
 
     searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
         {
             "balanced.start_ratio": SearchRange(least=0.02, most=0.5, log=True),
             "balanced.settle_ratio": SearchRange(least=0.01, most=0.4, log=True),
-            "balanced.patience_ms": SearchRange(least=0, most=600_000),
             "balanced.churn_max": SearchRange(least=0.02, most=2, log=True),
             "balanced.moves_max": SearchRange(least=1, most=16, log=True),
             "reports.cost_window_ms": SearchRange(least=30_000, most=900_000, log=True),
@@ -143,12 +140,10 @@ class BalancedShedder(Policy):
             for broker in brokers
             if broker.barred is not None
         ]
-        cluster = _cluster_of(
-            taking_part, ratio=_CALM if self.calm else 1.0, settle_ratio=self.settle_ratio
-        )
-        known, waits_ms = self._remember(brokers, known, cluster, snapshot.now_ms)
+        cluster = _cluster_of(taking_part, settle_ratio=self.settle_ratio)
+        known = self._remember(brokers, known, cluster, snapshot.now_ms)
         deviation, moves = cluster.deviation, list[Move]()
-        helped = [load for load in cluster.loads if waits_ms.get(load.broker) == 0]
+        helped = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
         if helped:
             cluster.budget = (self.churn_max - known.churn) * cluster.cost
             duration_ms = median(known.durations_ms) if known.durations_ms else None
@@ -160,11 +155,11 @@ class BalancedShedder(Policy):
                 costs=known.costs if cluster.unit else {**known.costs, **cluster.filled},
             )
         budget = self._budget(cluster, known)
-        stays += self._stays(cluster, moves, waits_ms)
+        stays += self._stays(cluster, moves)
         plan = Plan(
             moves=tuple(moves),
             stays=tuple(sorted(stays, key=lambda stay: stay.subject)),
-            idle=None if moves else self._idle(cluster, waits_ms, budget),
+            idle=None if moves else self._idle(cluster, budget, is_even=not helped),
             deviation=deviation,
             deviation_after=cluster.deviation,
             budget=budget,
@@ -176,10 +171,10 @@ class BalancedShedder(Policy):
         self, snapshot: Snapshot, budget: Budget | None = None, at_ms: int = 0
     ) -> BalancedMemory:
         """See `Policy.as_if_due`."""
-        since_ms = dict.fromkeys(snapshot.live, snapshot.now_ms - self.patience_ms)
+        del snapshot
         if budget is None:
-            return BalancedMemory(uneven_since_ms=since_ms)
-        return BalancedMemory(uneven_since_ms=since_ms, churn=budget.used, churn_ms=at_ms)
+            return BalancedMemory()
+        return BalancedMemory(churn=budget.used, churn_ms=at_ms)
 
     def _remember(
         self,
@@ -187,10 +182,8 @@ class BalancedShedder(Policy):
         memory: BalancedMemory,
         cluster: _Cluster,
         now_ms: int,
-    ) -> tuple[BalancedMemory, Mapping[str, int]]:
-        """Return the memory at the start of this round, and for each broker outside its band how
-        long it still waits, in milliseconds.
-        """
+    ) -> BalancedMemory:
+        """Return the memory at the start of this round."""
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
         for load in cluster.loads:
@@ -208,30 +201,7 @@ class BalancedShedder(Policy):
             if memory.costs
             else {}
         )
-        outside = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
-        since_ms = {
-            load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms)
-            for load in outside
-        }
-        waits_ms = {
-            load.broker: (
-                0
-                if cluster.is_gross(load)
-                else max(0, self.patience_ms - (now_ms - since_ms[load.broker]))
-            )
-            for load in outside
-        }
-        return (
-            replace(
-                memory,
-                churn=churn,
-                churn_ms=now_ms,
-                filling=filling,
-                costs=costs,
-                uneven_since_ms=since_ms,
-            ),
-            waits_ms,
-        )
+        return replace(memory, churn=churn, churn_ms=now_ms, filling=filling, costs=costs)
 
     def _moves(
         self,
@@ -313,31 +283,22 @@ class BalancedShedder(Policy):
             )
         return Budget(most=self.churn_max, used=memory.churn, blocks=True, free_in_ms=free_in_ms)
 
-    def _idle(self, cluster: _Cluster, waits_ms: Mapping[str, int], budget: Budget) -> Idle:
+    def _idle(self, cluster: _Cluster, budget: Budget, *, is_even: bool) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
         if not cluster.loads:
             return Idle(
                 result="Skip", cause="NoBrokers", reason="no broker has a fresh load report"
             )
-        if not waits_ms:
+        if is_even:
             return Idle(
                 result="Skip",
                 cause="HitCount",
                 reason=f"the load is even: {cluster.why_even(self.start_ratio)}",
             )
-        wait_ms = min(waits_ms.values())
-        if wait_ms == 0:
-            why = budget.reason if budget.blocks else "no bundle can be moved: see each broker"
-            return Idle(result="Skip", cause="NoBundles", reason=f"the load is uneven, and {why}")
-        reason = (
-            f"the load is a little uneven: the round waits another {format_duration(wait_ms)}, in"
-            " case it passes"
-        )
-        return Idle(result="Skip", cause="HitCount", reason=reason)
+        why = budget.reason if budget.blocks else "no bundle can be moved: see each broker"
+        return Idle(result="Skip", cause="NoBundles", reason=f"the load is uneven, and {why}")
 
-    def _stays(
-        self, cluster: _Cluster, moves: Sequence[Move], waits_ms: Mapping[str, int]
-    ) -> Iterable[Stay]:
+    def _stays(self, cluster: _Cluster, moves: Sequence[Move]) -> Iterable[Stay]:
         given = {move.source for move in moves}
         for load in cluster.loads:
             if load.broker in given:
@@ -362,11 +323,6 @@ class BalancedShedder(Policy):
                 )
             if load.is_stuck and not load.waits:
                 yield Stay(subject=load.broker, reason=f"{carries}, but {cluster.why_stuck(load)}")
-            elif waits_ms.get(load.broker):
-                yield Stay(
-                    subject=load.broker,
-                    reason=f"{carries}: too little and too short for a move yet",
-                )
             else:
                 yield Stay(
                     subject=load.broker,
@@ -382,7 +338,6 @@ def _up_to_now(memory: object, snapshot: Snapshot) -> BalancedMemory:
     ended = (move.duration_ms for move in snapshot.since.ended)
     return replace(
         known,
-        uneven_since_ms={} if snapshot.since.stopped else known.uneven_since_ms,
         durations_ms=(*known.durations_ms, *ended)[-_DURATIONS_MAX:],
     )
 
@@ -502,8 +457,8 @@ class _LoadedBroker:
 
 
 class _Cluster:
-    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change
-    in a plan: moves keep the total.
+    """The loads of the brokers that take part. The mean does not change in a plan: moves keep the
+    total.
 
     * `unit`: the cost of each bundle, if all cost the same; else None.
     * `budget`: the cost that may still move. `moved`: what has moved of it.
@@ -515,12 +470,10 @@ class _Cluster:
         self,
         loads: Sequence[_LoadedBroker],
         *,
-        ratio: float,
         settle_ratio: float,
         unit: float | None,
     ) -> None:
         self.loads = loads
-        self.ratio = ratio
         self.unit = unit
         self.cost = sum(load.cost for load in loads)
         self.budget = self.moved = 0.0
@@ -562,7 +515,10 @@ class _Cluster:
             fair = self._count * load.capacity
             return fair // self._capacity * self.unit, -(-fair // self._capacity) * self.unit
         share = self.mean * load.capacity
-        band = self.ratio * (ratio * share + min(_NOISES * load.noise, _NOISE_SHARE_MAX * share))
+        band = max(
+            ratio * share + min(_NOISES * load.noise, _NOISE_SHARE_MAX * share),
+            _WORTH * load.capacity,
+        )
         if load.fills:
             return 0.0 if self.is_sated(load) else (1 - self._settle_ratio) * share, share + band
         return share - band, share + band
@@ -594,15 +550,22 @@ class _Cluster:
         if self.unit is not None:
             return "its bundles cost the same, and each broker has its share of them"
         furthest = max(self.loads, key=lambda load: (abs(load.fill - self.mean), load.broker))
-        allowed = self.ratio * ratio * self.mean
-        if abs(furthest.fill - self.mean) <= allowed:
-            return f"no broker is further from the mean than {_percent(allowed, self.mean)} of it"
+        away = abs(furthest.fill - self.mean)
+        if away <= ratio * self.mean:
+            allowed = _percent(ratio * self.mean, self.mean)
+            return f"no broker is further from the mean than {allowed} of it"
         carries = (
             f"{furthest.broker} has {_percent(furthest.fill, self.mean)} of the mean load (allowed:"
             f" {self.allowed(furthest, ratio)})"
         )
+        if away <= _WORTH:
+            return (
+                f"no broker is further from the mean than {10_000 * _WORTH:g} % of its capacity,"
+                f" and less is not worth a pause: {carries}"
+            )
         return (
-            f"the load varies, and no broker is further from the mean than that explains: {carries}"
+            "loads have not lasted as predicted, and no broker is further from the mean than that"
+            f" explains: {carries}"
         )
 
     def why_stuck(self, load: _LoadedBroker) -> str:
@@ -617,10 +580,6 @@ class _Cluster:
         return "no broker can give it a bundle" + (
             "" if giver is None else f": of {giver.broker}, {giver.why_stuck(self.mean)}"
         )
-
-    def is_gross(self, load: _LoadedBroker) -> bool:
-        """Return whether a broker is so far from the mean that it is helped at once."""
-        return self.excess(load, _GROSS_RATIO) > 0
 
     def worst(self, loads: Iterable[_LoadedBroker], ratio: float) -> _LoadedBroker | None:
         """Return the one of these brokers whose fill is furthest outside its band, unless it is
@@ -681,7 +640,7 @@ def _worth_moving(
     return None
 
 
-def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio: float) -> _Cluster:
+def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cluster:
     """Return the loads of brokers before the first move.
 
     A broker whose noise is not known yet is taken to be as noisy as others are at the median,
@@ -724,7 +683,7 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio:
                 is_new=broker.is_new,
             )
         )
-    return _Cluster(loads, ratio=ratio, settle_ratio=settle_ratio, unit=unit)
+    return _Cluster(loads, settle_ratio=settle_ratio, unit=unit)
 
 
 def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:

@@ -10,28 +10,31 @@ costs and how certain that is, from its loads in the last minutes.
 
 Theory of operation of costs:
 
-* The time is cut into parts, `_PARTS` in a window. The load of a bundle in a part is the mean of
-  its samples.
-* The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT`
-  of them do not count. So a burst that lasts less than a third of the window does not count, and a
-  load that has changed for good counts in full after two thirds of the window. A decaying average
-  would do neither.
-* If the loads in the window hardly differ, and the mean of the newest is near that cost, this mean
-  is the cost. It is certain enough, and follows a slow change. A burst changes a cost by at most
-  `_NEAR`.
-* The certainty comes from the spread of the loads that count, because a difference that is chance
-  must not move a bundle either. While there are few loads, a burst may have filled them all, and
-  their spread says nothing. So the standard error has a least value at first.
+* The cost of a bundle is what it is expected to cost in the next minutes (`_HORIZON`). A move for
+  less time is not worth its pause.
+* Each bundle has a short and a long average of its loads. The short less the long one is its
+  deviation: noise, a burst, or the beginning of a lasting change. A single look cannot tell which.
+  What became of the deviations before can. So a broker compares the deviations of all its bundles
+  with what these cost on average over the horizon after them. The least-squares slope is the share
+  of a deviation that lasts: 0 if loads are noise, about half if bursts last as long as the horizon,
+  1 if loads drift. A cost is the long average and this share of the deviation.
+* A deviation unlike any before is believed: it counts as one more observation that lasted, beside
+  `_OBSERVATIONS` of the usual size. So a load that changes by far more than loads did before counts
+  with its first samples, and a bundle that varies as others do is not believed each time.
+* The noise of a broker is the error that these predictions had, so it is large where loads change
+  faster than bundles can be moved, and falls when predictions hold. An error far beyond the usual
+  ones (`_ERRORS_MAX`) counts as that much: a load that has changed for good is no noise, and loads
+  that change all the time soon make such errors usual.
+* Nothing is known at first. So the first horizons are short, and each is twice as long as the last.
+* All of it is relative: if all loads grow by one factor, so do costs and noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
-from operator import mul
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -57,46 +60,49 @@ from equipoise.shedder.loads import (
     pack,
 )
 
-_PARTS: Final = 24
-_CUT: Final = 0.35
-_NEWEST: Final = 9
-# The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
-_STEADY: Final = 0.4
-# The newest loads count alone if their mean is at most so far from the middle loads, as a share of
-# it.
-_NEAR: Final = 0.2
-_ENOUGH: Final = _NEWEST / _PARTS  # A share of the window that no burst fills.
-# The least standard error at first, as a share of the cost. It falls to 0 while loads fill
-# `_ENOUGH`.
-_DOUBT: Final = 0.2
-_ROUNDING: Final = 1e-12
+# Shares of the window, which is that of the long average.
+_SHORT: Final = 1 / 30
+_HORIZON: Final = 2 / 15
+_FIRST: Final = 1 / 90  # The first horizon.
+_MEMORY: Final = 4  # What was learned loses weight so slowly.
+
+_OBSERVATIONS: Final = 20
+_ERRORS_MAX: Final = 36  # Of the mean squared error.
+# The mean squares of deviations and of errors before the first ones are known, relative to the
+# square of the cost, and the weight of such an error.
+_DEVIATION: Final = 0.01
+_ERROR, _ERROR_WEIGHT = 1.0, 0.025
 
 
-class _Cost(NamedTuple):
-    """The cost of one bundle, the variance of that cost, and the number of loads behind it."""
+@dataclass(slots=True)
+class _History:
+    """The loads of one bundle that was first seen as a whole `age_ms` ago.
 
-    cost: float
-    variance: float
-    loads: int
-
-
-class CostWindows:
-    """The loads of the bundles of one broker, part by part. Costs are shares of a core (see
-    `shedder.costs`).
+    * `total`: its loads in the present horizon, each times its milliseconds.
+    * `expected`: the short and the long average, and the cost, at the start of the horizon; None
+      if it was not there.
     """
 
-    def __init__(self, *, known: float = 0.0) -> None:
-        """`known`: the share of the window that loads must fill, on average, until the standard
-        error is known.
-        """
-        self._known = known
-        # In the part that has not ended, by bundle: load times milliseconds.
-        self._sums: dict[str, float] = {}
-        self._sampled_ms: dict[str, int] = {}
-        self._part_ms = 0
-        self._parts: deque[int] = deque()  # The milliseconds of each ended part of the window.
-        self._loads: dict[str, list[float]] = {}  # By bundle: its load in each part since it came.
-        self._costs: dict[str, _Cost] = {}
+    short: float = 0.0
+    long: float = 0.0
+    age_ms: float = 0.0
+    total: float = 0.0
+    expected: tuple[float, float, float] | None = None
+
+
+class CostForecasts:
+    """The costs of the bundles of one broker, from their loads (see `brokers.load.sampling`), in
+    shares of a core.
+
+    Sums over the bundles in each past horizon, the latest ones with most weight: squares of their
+    deviations, these times what became of them, squares of errors, and squares of long averages.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _History] = {}
+        self._began_ms = self._now_ms = 0.0  # The present horizon, and now.
+        self._horizons = 0
+        self._deviated = self._lasted = self._missed = self._squares = 0.0
 
     def update(
         self,
@@ -112,83 +118,78 @@ class CostWindows:
 
         `loads` are their costs in the last `elapsed_ms` milliseconds. Those of `newcomers` do not
         cover this time: they only count until the next update. A bundle that is not in `names` is
-        forgotten.
+        forgotten. A load above `FIGURE_MAX` counts as what the bundle had before.
         """
-        now = dict(zip(names, loads, strict=True))
-        for name in newcomers:  # One that has left and come back starts anew.
-            for known in (self._sums, self._sampled_ms, self._loads, self._costs):
-                known.pop(name, None)
-        sums, sampled_ms = self._sums, self._sampled_ms
-        self._sums = {
-            name: sums.get(name, 0.0) + load * elapsed_ms
-            for name, load in now.items()
-            if name not in newcomers
-        }
-        self._sampled_ms = {name: sampled_ms.get(name, 0) + elapsed_ms for name in self._sums}
-        self._part_ms += elapsed_ms
-        if self._part_ms >= window_ms / _PARTS:
-            self._end_part(window_ms)
-        costs = [self._cost(name, load) for name, load in now.items()]
-        return costs, self._noise(names, costs, window_ms)
+        before, self._known = self._known, {}
+        short_ms = _SHORT * window_ms
+        for name, load in zip(names, loads, strict=True):
+            if name in newcomers:  # One that has left and come back starts anew.
+                continue
+            known = self._known[name] = before.get(name) or _History()
+            counted = load if load <= FIGURE_MAX else known.short
+            known.age_ms += elapsed_ms
+            known.total += counted * elapsed_ms
+            known.short += (
+                (counted - known.short) * elapsed_ms / min(known.age_ms, max(short_ms, elapsed_ms))
+            )
+            known.long += (
+                (counted - known.long) * elapsed_ms / min(known.age_ms, max(window_ms, elapsed_ms))
+            )
+        self._now_ms += elapsed_ms
+        length_ms = self._now_ms - self._began_ms
+        is_over = length_ms >= min(_FIRST * 2**self._horizons, _HORIZON) * window_ms
+        if is_over:
+            self._learn(length_ms, kept=math.exp(-length_ms / (_MEMORY * window_ms)))
+        costs, noise = self._costs()
+        if is_over:
+            for known, cost in zip(self._known.values(), costs, strict=True):
+                known.expected, known.total = (known.short, known.long, cost), 0.0
+            self._began_ms, self._horizons = self._now_ms, min(self._horizons + 1, 10)
+        found = dict(zip(self._known, costs, strict=True))
+        return [found.get(name, load) for name, load in zip(names, loads, strict=True)], noise
 
-    def _cost(self, name: str, load: float) -> float:
-        """Return the cost of a bundle. Before its first part has ended, that is the mean of its
-        samples; without one it is `load`.
-        """
-        known = self._costs.get(name)
-        if known is not None:
-            return known.cost
-        return self._sums[name] / self._sampled_ms[name] if name in self._sums else load
+    def _costs(self) -> tuple[list[float], float | None]:
+        """Return the costs of the known bundles, in their order, and the noise of their sum."""
+        histories = self._known.values()
+        now = math.fsum(known.long * known.long for known in histories)
+        if not now:
+            return [0.0] * len(self._known), 0.0 if self._known else None
+        weight = self._squares + now
+        usual = _OBSERVATIONS * (self._deviated + _DEVIATION * now) / weight
+        lasts = _OBSERVATIONS * (self._lasted + _DEVIATION * now) / weight
+        costs = []
+        for known in histories:
+            deviation, long = known.short - known.long, known.long
+            new, old = deviation * deviation, long * long
+            share = (lasts * old + new) / (usual * old + new) if old else 0.0
+            # Rounding may leave less than nothing.
+            costs.append(max(long + min(max(share, 0.0), 1.0) * deviation, 0.0))
+        return costs, math.sqrt(self._error(now) * math.fsum(cost * cost for cost in costs))
 
-    def _end_part(self, window_ms: int) -> None:
-        self._parts.append(self._part_ms)
-        while len(self._parts) > _PARTS or sum(self._parts) - self._parts[0] >= window_ms:
-            self._parts.popleft()
-        kept, before = len(self._parts), self._loads
-        self._loads = {
-            name: [*before.get(name, ()), total / self._sampled_ms[name]][-kept:]
-            for name, total in self._sums.items()
-        }
-        self._costs = {name: _cost_of(loads) for name, loads in self._loads.items()}
-        self._sums, self._sampled_ms, self._part_ms = {}, {}, 0
+    def _error(self, now: float) -> float:
+        """Return the mean squared error of a cost, relative to its square."""
+        return (self._missed + _ERROR_WEIGHT * _ERROR * now) / (self._squares + _ERROR_WEIGHT * now)
 
-    def _noise(self, names: Sequence[str], costs: Sequence[float], window_ms: int) -> float | None:
-        """Return the standard error of the sum of `costs`; None while their loads fill too little
-        on average, weighted by cost.
-        """
-        found = [self._costs.get(name) for name in names]
-        counted = sum(
-            cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None
+    def _learn(self, length_ms: float, *, kept: float) -> None:
+        """Compare what was expected of the horizon that ends with what has come."""
+        pairs = [
+            (*known.expected, known.total / length_ms)
+            for known in self._known.values()
+            if known.expected is not None
+        ]
+        squares = math.fsum(long * long for _, long, _, _ in pairs)
+        missed = math.fsum((came - cost) ** 2 for _, _, cost, came in pairs)
+        if squares:
+            usual = self._error(squares) * math.fsum(cost * cost for _, _, cost, _ in pairs)
+            missed = min(missed, _ERRORS_MAX * usual)
+        self._missed = self._missed * kept + missed
+        self._squares = self._squares * kept + squares
+        self._deviated = self._deviated * kept + math.fsum(
+            (short - long) ** 2 for short, long, _, _ in pairs
         )
-        total = sum(costs)
-        if counted < total:
-            return None
-        filled = counted / total * sum(self._parts) / len(self._parts) / window_ms if total else 1.0
-        if filled + _ROUNDING < self._known:
-            return None
-        doubt = _DOUBT * total * (1 - filled / _ENOUGH)
-        return max(doubt, math.sqrt(sum(each.variance for each in found if each is not None)))
-
-
-def _cost_of(loads: list[float]) -> _Cost:
-    number, mean = len(loads), sum(loads) / len(loads)
-    variance = _variance(loads, mean)
-    cut = min(int(_CUT * number), (number - 1) // 2)
-    middle = sorted(loads)[cut : number - cut]
-    cost, newest = sum(middle) / len(middle), loads[-_NEWEST:]
-    latest = sum(newest) / len(newest)
-    if number > _NEWEST and variance < (_STEADY * mean) ** 2 and abs(latest - cost) <= _NEAR * cost:
-        return _Cost(cost=latest, variance=_variance(newest, latest) / _NEWEST, loads=number)
-    return _Cost(cost=cost, variance=variance / number, loads=number)
-
-
-def _variance(loads: list[float], mean: float) -> float:
-    """Return the variance of loads with this mean; 0 of one load."""
-    number, total = len(loads), mean * len(loads)
-    # Not the sum of squared differences, which takes several times as long. What rounding leaves of
-    # equal loads is nothing.
-    squares = sum(map(mul, loads, loads)) - total * total / number
-    return squares / (number - 1) if squares > _ROUNDING * total * total else 0.0
+        self._lasted = self._lasted * kept + math.fsum(
+            (short - long) * (came - long) for short, long, _, came in pairs
+        )
 
 
 # The namespace whose bundles Pulsar never sheds.
@@ -412,7 +413,7 @@ class BundleAverages:
         self._newcomers: frozenset[str] = frozenset()
         self._columns: Sequence[Sequence[float]] = ((),) * _RATES
         self._declared: Mapping[str, Declared] = {}
-        self._windows = CostWindows()
+        self._forecasts = CostForecasts()
 
     def update(
         self,
@@ -449,7 +450,7 @@ class BundleAverages:
             frozenset() if self._names == names else frozenset(names).difference(self._names)
         )
         self._names, self._columns = names, updated
-        costs, noise = self._windows.update(
+        costs, noise = self._forecasts.update(
             names,
             columns.costs,
             newcomers=self._newcomers,

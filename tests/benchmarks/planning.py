@@ -34,9 +34,7 @@ BROKERS, BUNDLES, NAMED = 1_000, 100_000, 20
 ROUNDS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
 SLEEP_S = 0.001
 # No move begins, because nobody carries it out.
-SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_max=0)).with_group(
-    "balanced", patience_ms=0
-)
+SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_max=0))
 
 
 def samples_of(view: View) -> Iterator[Load]:

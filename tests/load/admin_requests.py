@@ -39,7 +39,6 @@ QUICK: Final[Changes] = {
     # minutes.
     "reports.history": "0.1",
     "reports.cost_window_ms": 12_000,
-    "balanced.patience_ms": 1_000,
 }
 """A balancing round every second, each with fresh measurements."""
 

@@ -237,7 +237,7 @@ def test_the_first_move_is_that_of_the_slow_model(
     """Bisection over sorted costs finds the move that trying everything finds, with and without
     rules.
     """
-    balanced_shedder, ruled = BalancedShedder(patience_ms=0), forbidding(snapshot, chance)
+    balanced_shedder, ruled = BalancedShedder(), forbidding(snapshot, chance)
     found = [(move.bundle, move.destination) for move in plan_of(balanced_shedder, ruled).moves]
     expected = first_move_of_the_model(ruled, balanced_shedder)
     assert [] == found if expected is None else [expected] == found[:1]
@@ -246,7 +246,7 @@ def test_the_first_move_is_that_of_the_slow_model(
 @given(SMALL)
 def test_predictions_are_what_the_moves_make_of_the_loads(snapshot: Snapshot) -> None:
     """Together they say where each broker starts and ends, as a share of the mean."""
-    plan = plan_of(BalancedShedder(patience_ms=0), snapshot)
+    plan = plan_of(BalancedShedder(), snapshot)
     first, last = fills_of(counted(snapshot)), fills_of(after(counted(snapshot), *plan.moves))
     capacity = {broker.broker: broker.capacity for broker in snapshot.brokers}
     mean = sum(fill * capacity[name] for name, fill in first.items()) / (
@@ -303,7 +303,7 @@ def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.R
 @given(clusters(barred=False))
 def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
     for _ in range(ROUNDS_MAX):
-        moves = plan_of(BalancedShedder(patience_ms=0), snapshot).moves
+        moves = plan_of(BalancedShedder(), snapshot).moves
         if not moves:
             return
         snapshot = after(snapshot, *moves)
@@ -312,8 +312,8 @@ def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
 
 @given(clusters(barred=False), st.data())
 def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
-    """Brokers differ by at most 2 %, and each bundle by another 2 %. Patience is not needed. Equal
-    bundles are counted instead.
+    """Brokers differ by at most 2 %, and each bundle by another 2 %. Equal bundles are
+    counted instead.
     """
     fill = fills_of(snapshot)
     brokers = []
@@ -327,13 +327,12 @@ def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObj
         brokers.append(replace(broker, bundles=tuple(wobbled)))
     wobbling = Snapshot(brokers=tuple(brokers))
     assume(unit_of(wobbling) is None)
-    assert () == plan_of(BalancedShedder(patience_ms=0), wobbling).moves
+    assert () == plan_of(BalancedShedder(), wobbling).moves
 
 
 TIMES = st.integers(0, 2**53)
 MEMORIES = st.builds(
     BalancedMemory,
-    uneven_since_ms=st.dictionaries(st.sampled_from("abcdef"), TIMES),
     churn=st.floats(0, 10),
     churn_ms=TIMES,
 )
@@ -372,4 +371,3 @@ def test_liars_and_clocks_that_jump_keep_a_plan_within_its_bounds(
         * sum(total(broker) for broker in snapshot.brokers if broker.barred is None)
     )
     assert later.churn_ms == now_ms
-    assert all(since_ms <= now_ms for since_ms in later.uneven_since_ms.values())

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, sampled
+from equipoise.brokers.load.sampling import (
+    HALF_LIFE_MS,
+    BundleAverages,
+    Carried,
+    CostForecasts,
+    sampled,
+)
 from equipoise.shedder.costs import BYTES_PER_CALL, costs_of
 from equipoise.shedder.loads import (
     BundleLoad,
@@ -74,32 +82,6 @@ def plain(load: BundleLoad) -> list[float]:
     ]
 
 
-class SlowCosts:
-    """The loads of one bundle in each part of a window, from all of its samples: a part is a
-    second, and a sample is never cut.
-    """
-
-    def __init__(self) -> None:
-        self.samples: list[tuple[int, int, float]] = []
-
-    def cost(self, part: int, first: int, latest: float) -> float:
-        """The mean of the middle of the loads in the parts from `first` to before `part`. Without
-        one, the mean in `part`.
-        """
-        loads = list[float]()
-        for number in [*range(first, part), part]:
-            found = [(span, load) for at, span, load in self.samples if at == number]
-            if found and (number < part or not loads):
-                loads.append(
-                    sum(span * load for span, load in found) / sum(span for span, _ in found)
-                )
-        if not loads:
-            return latest
-        cut = min(int(0.35 * len(loads)), (len(loads) - 1) // 2)
-        middle = sorted(loads)[cut : len(loads) - cut]
-        return sum(middle) / len(middle)
-
-
 def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
     columns = (
         carried.bytes_in,
@@ -124,7 +106,6 @@ def test_columns_agree_with_averages_of_single_bundles(
 ) -> None:
     """A sample has their sums, and the busiest of them."""
     averages, model, times = BundleAverages(), dict[str, list[float]](), dict[str, int]()
-    costs, spans = dict[str, SlowCosts](), [0]
     for names, loads, elapsed_ms in turns:
         carried = averages.update(
             names, loads, elapsed_ms=elapsed_ms, cost_window_ms=COST_WINDOW_MS
@@ -142,18 +123,8 @@ def test_columns_agree_with_averages_of_single_bundles(
             ]
             for name, figures in now.items()
         }
-        costs = {name: costs[name] if times[name] > 1 else SlowCosts() for name in names}
-        spans[-1] += max(elapsed_ms, 1)
-        for name in names:
-            if times[name] > 1:
-                costs[name].samples.append((len(spans) - 1, max(elapsed_ms, 1), now[name][-1]))
-        if spans[-1] >= COST_WINDOW_MS / 24:
-            spans.append(0)
-        first = len(spans) - 2
-        while first > 0 and len(spans) - 1 - first < 24 and sum(spans[first:-1]) < COST_WINDOW_MS:
-            first -= 1
-        for name, figures in model.items():
-            figures[-1] = costs[name].cost(len(spans) - 1, max(first, 0), now[name][-1])
+        for name, cost in zip(carried.names, carried.costs, strict=True):
+            model[name][-1] = cost  # See below.
         assert close(model, carried)
         sample = sampled(
             carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings()
@@ -174,6 +145,61 @@ def test_columns_agree_with_averages_of_single_bundles(
             rel_tol=1e-9,
             abs_tol=1e-6,
         )
+
+
+ROWS = st.lists(
+    st.tuples(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.integers(1, 20_000)),
+    min_size=1,
+    max_size=40,
+)
+Rows = list[tuple[list[float], int]]
+ROUNDING = 1e-4  # Of loads up to a million.
+
+
+def forecasts_of(rows: Rows, *, factor: float = 1.0, idle: int = 0) -> tuple[list[float], float]:
+    """The costs of bundles that had these loads times `factor`, beside others that are idle, and
+    the noise.
+    """
+    forecasts = CostForecasts()
+    costs: Sequence[float] = ()
+    noise: float | None = None
+    for loads, elapsed_ms in rows:
+        row = [*(load * factor for load in loads), *(0.0,) * idle]
+        costs, noise = forecasts.update(
+            [str(place) for place in range(len(row))],
+            row,
+            newcomers=(),
+            elapsed_ms=elapsed_ms,
+            window_ms=COST_WINDOW_MS,
+        )
+    assert noise is not None
+    return list(costs)[:3], noise
+
+
+@given(ROWS)
+def test_a_cost_is_never_beyond_the_loads(rows: Rows) -> None:
+    costs, noise = forecasts_of(rows)
+    for place, cost in enumerate(costs):
+        loads = [row[place] for row, _ in rows]
+        assert max(min(loads) - ROUNDING, 0.0) <= cost <= max(loads) + ROUNDING
+    assert 0 <= noise < math.inf
+
+
+@given(ROWS, st.sampled_from([1e-6, 0.5, 20.0, 1e6]))
+def test_costs_and_noise_grow_with_all_loads(rows: Rows, factor: float) -> None:
+    costs, noise = forecasts_of(rows)
+    grown, grown_noise = forecasts_of(rows, factor=factor)
+    near = partial(pytest.approx, rel=1e-6, abs=ROUNDING * factor)
+    assert [cost * factor for cost in costs] == near(grown)
+    assert noise * factor == near(grown_noise)
+
+
+@given(ROWS, st.integers(1, 5))
+def test_idle_bundles_change_no_cost(rows: Rows, idle: int) -> None:
+    costs, noise = forecasts_of(rows)
+    others, other_noise = forecasts_of(rows, idle=idle)
+    assert costs == pytest.approx(others, abs=ROUNDING)
+    assert noise == pytest.approx(other_noise, abs=ROUNDING)
 
 
 FIGURES = st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 1e300])

@@ -76,7 +76,8 @@ class ReportRules:
       between, a report is due when a figure has changed by `change_percent`.
     * `bundles_max`: how many bundles a report names; None: all. `history`: see
       `shedder.loads.Load`.
-    * `cost_window_ms`: how far back loads count in a bundle's cost.
+    * `cost_window_ms`: the time of the long average of a bundle's load. All times of costs are
+      shares of it, see `brokers.load.sampling`.
     * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it;
       None: as the card reports.
     """
@@ -87,7 +88,7 @@ class ReportRules:
     change_percent: int = 10
     bundles_max: int | None = 20
     history: float = 0.9
-    cost_window_ms: int = 240_000
+    cost_window_ms: int = 900_000
     nic_speed_gbps: float | None = None
 
 

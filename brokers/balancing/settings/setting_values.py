@@ -156,7 +156,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "Weight of the old value in an average, every 5 seconds.", SHARE
         ),
         "reports.cost_window_ms": _meaning(
-            "How far back loads count in the cost of a bundle.", SOME
+            "Length of the longest average of a bundle's cost. What lasts shows in 2/15 of it.",
+            SOME,
         ),
         "reports.nic_speed_gbps": _meaning(
             "Speed of the network in each direction, in Gbit/s. None: the speed of the network"

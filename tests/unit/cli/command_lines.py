@@ -152,7 +152,7 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "pulsar trace": "{folder}/trace.csv --source {folder}/pulsar.db --every 60 --json",
     "pulsar plan": (
-        f"{_PULSAR} --shedder TransferShedder --set balanced.calm=true --broker-conf"
+        f"{_PULSAR} --shedder TransferShedder --set balanced.moves_max=3 --broker-conf"
         " {folder}/broker.conf --output {folder}/pulsar.plan --wait 0 --timeout 1 --json"
     ),
     "pulsar apply": (

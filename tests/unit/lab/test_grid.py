@@ -23,12 +23,12 @@ OURS, AVERAGE = "BalancedShedder", "AvgShedder"
 def test_values_of_a_repeated_name_are_joined_and_equal_values_are_one() -> None:
     given = [
         ("balanced.start_ratio", "0.1, 0.20"),
-        ("balanced.calm", "true"),
+        ("transfer.transfer", "true"),
         ("balanced.start_ratio", "0.2,0.3"),
     ]
     assert {
         "balanced.start_ratio": ("0.1", "0.2", "0.3"),
-        "balanced.calm": ("true",),
+        "transfer.transfer": ("true",),
     } == grid_values(given)
     with pytest.raises(InvalidSetting, match=r"balanced\.start_ratio"):
         grid_values([("balanced.start_ratio", "0.1,much")])
@@ -61,7 +61,7 @@ def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None
 def test_a_grid_that_is_too_large_is_refused_before_it_is_made() -> None:
     values = {
         f"balanced.{name}": tuple(map(str, range(1_000)))
-        for name in ("patience_ms", "moves_max", "rest_ms")
+        for name in ("churn_max", "moves_max", "rest_ms")
     }
     with pytest.raises(
         CallerError,
@@ -93,7 +93,7 @@ def finished(
 
 
 def test_a_front_is_of_one_trace_over_means_and_without_settings_that_failed() -> None:
-    even, calm = ("balanced.start_ratio=0.1",), ("balanced.calm=true",)
+    even, calm = ("balanced.start_ratio=0.1",), ("balanced.start_ratio=0.5",)
     runs = [
         finished("noisy", OURS, 1, 0.125, 0.5, settings=even),
         finished("noisy", OURS, 2, 0.375, 0.75, settings=even),

@@ -18,7 +18,7 @@ from equipoise.lab.traces import Shape, Trace, generated
 from equipoise.lab.tuning import Search, tune
 
 SHAPE = Shape(brokers=3, bundles=12, duration_s=120.0)
-SEARCH = Search(policy=OURS, given={"balanced.patience_ms": 0}, trials=10)
+SEARCH = Search(policy=OURS, given={"balanced.moves_max": 3}, trials=10)
 
 
 def trace_of(kind: str, seed: int) -> Trace:
@@ -49,7 +49,7 @@ def test_a_search_is_repeatable_and_starts_from_the_defaults() -> None:
     assert [(number, 10) for number in range(1, 11)] == done
     assert first == tune(TRACES, SEARCH, processes=1)
     assert SEARCH.given == first.defaults.changes
-    assert all(0 == each.changes["balanced.patience_ms"] for each in first.front), (
+    assert all(3 == each.changes["balanced.moves_max"] for each in first.front), (
         "what is given is fixed"
     )
 
@@ -102,7 +102,7 @@ def test_each_line_has_the_options_of_a_run() -> None:
     heading, *rows = lines(tune(TRACES, replace(SEARCH, trials=1), processes=1).front)
     assert "unevenness  load moved  settings" == heading
     assert [True] == [
-        row.endswith("  --policy BalancedShedder --set balanced.patience_ms=0") for row in rows
+        row.endswith("  --policy BalancedShedder --set balanced.moves_max=3") for row in rows
     ]
 
 
