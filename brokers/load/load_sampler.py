@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic_ns
 from typing import Final, Protocol
 
 from equipoise.brokers.load.metering import Account
@@ -65,6 +66,7 @@ class LoadSampler:
         self._now_ms = now_ms
         self._fresh_ms = fresh_ms
         self._sample: ServiceLoads | None = None
+        self._taken_ns = 0  # When accounts were asked last.
         self._logged: Mapping[int, str] = {}
 
     def latest(self) -> ServiceLoads:
@@ -107,8 +109,9 @@ class LoadSampler:
                 else:
                     problems[number] = checked
         self._log(problems)
+        since_ns, self._taken_ns = self._taken_ns, monotonic_ns()
         for name, account in self._accounts().items():
-            measured = account.take()
+            measured = account.take(since_ns)
             if measured is not None:
                 reported = loads.get(name)
                 loads[name] = measured if reported is None else _merged(measured, reported)

@@ -47,6 +47,10 @@ FRESH_NS: Final = 2_000_000
 """How old the last reading may be at the beginning of a step, which may be a long one. What the
 thread has used meanwhile, and nobody was charged for, may be charged to a long step that waits."""
 
+# Charges within one another. More were begun by work that nobody has finished, in a frame that
+# lasts, such as one of a WebSocket.
+_DEPTH_MAX: Final = 32
+
 _CORES: Final = os.cpu_count() or 1
 _NOTHING: Final = nullcontext()
 
@@ -59,11 +63,12 @@ class Account:
     # Each figure changes in a statement that calls nothing between reading and writing, so no other
     # thread runs there.
     __slots__ = (
-        "_asked",
+        "_asked_ns",
         "_began_ns",
         "_calls",
         "_lasted_ns",
         "_running",
+        "_told_ns",
         "bytes",
         "cpu_ns",
         "measures",
@@ -76,7 +81,8 @@ class Account:
         # The calls that go on, the sum of the times when they began, and how long all others
         # lasted.
         self._running = self._began_ns = self._lasted_ns = 0
-        self._asked = monotonic_ns(), 0  # When, and how long calls had lasted then.
+        # When it was asked last, and how long calls had lasted then.
+        self._asked_ns, self._told_ns = monotonic_ns(), 0
 
     def charge(self) -> Charge:
         """Return a context whose CPU time is charged to this account."""
@@ -133,17 +139,20 @@ class Account:
         finally:
             self.ended(began_ns)
 
-    def take(self) -> BundleLoad | None:
-        """Return what was used since the last question, per second; None if that is nothing."""
-        (asked_ns, lasted_before_ns), now_ns = self._asked, monotonic_ns()
-        lasted_ns = self._lasted_ns + self._running * now_ns - self._began_ns
-        self._asked = now_ns, lasted_ns
-        calls, size = self._calls, self.bytes
-        elapsed_ns = max(now_ns - asked_ns, 1)
-        # A function that has run in a thread for a minute is charged when it ends.
-        cpu_ns = min(self.cpu_ns, elapsed_ns * _CORES)
-        if not (calls or size or cpu_ns or lasted_ns > lasted_before_ns):
+    def take(self, since_ns: int = 0) -> BundleLoad | None:
+        """Return what was used since the last question, per second; None if that is nothing. Then
+        this is no question. `since_ns`: when the last one was, if it was later.
+        """
+        lasted_ns, running = self._lasted_ns, self._running
+        calls, size, cpu_ns = self._calls, self.bytes, self.cpu_ns
+        if not (calls or size or cpu_ns or running or lasted_ns != self._told_ns):
             return None
+        now_ns = monotonic_ns()
+        elapsed_ns = max(now_ns - max(self._asked_ns, since_ns), 1)
+        # A function that has run in a thread for a minute is charged when it ends.
+        cpu_ns = min(cpu_ns, elapsed_ns * _CORES)
+        lasted_ns += running * now_ns - self._began_ns
+        told_ns, self._told_ns, self._asked_ns = self._told_ns, lasted_ns, now_ns
         self._calls -= calls
         self.bytes -= size
         self.cpu_ns -= cpu_ns
@@ -152,7 +161,7 @@ class Account:
             calls_per_second=calls / elapsed_s,
             bytes_per_second=size / elapsed_s,
             cpu_seconds_per_second=cpu_ns / elapsed_ns,
-            wall_seconds_per_second=max(lasted_ns - lasted_before_ns, 0) / elapsed_ns,
+            wall_seconds_per_second=max(lasted_ns - told_ns, 0) / elapsed_ns,
         )
 
 
@@ -255,7 +264,7 @@ class _Frame:
 class Charge:
     """A context whose CPU time is charged to `account`. It may end in another frame."""
 
-    __slots__ = ("_is_alone", "account", "frame", "is_over", "outer")
+    __slots__ = ("_is_alone", "account", "depth", "frame", "is_over", "outer")
 
     frame: _Frame | None
     """The one in which it has begun."""
@@ -266,6 +275,7 @@ class Charge:
         """Begin it, or enter it as a context."""
         self.account = account
         self.frame = self.outer = None
+        self.depth = 0
         self._is_alone = False
         self.is_over = not account.measures
 
@@ -276,7 +286,8 @@ class Charge:
             frame.look(thread)
         elif outer.account is not self.account:
             frame.settle(thread)
-        self.outer, frame.charge = outer, self
+        self.depth = 0 if outer is None or outer.depth == _DEPTH_MAX else outer.depth + 1
+        self.outer, frame.charge = outer if self.depth else None, self
         return self
 
     def __enter__(self) -> Self:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +42,34 @@ async def test_the_load_report_names_every_open_bundle_with_its_load(tmp_path: P
             report[name] for name in ("brokerId", "webServiceUrl", "numBundles", "capacity")
         )
         assert sorted([busy, *idle]) == report["bundles"]
+
+
+async def test_the_load_report_has_what_was_measured(tmp_path: Path) -> None:
+    """The service reports nothing: work that is begun under an ownership is measured."""
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        ownership = broker.worker.ownership(NAMESPACE, "key")
+        assert ownership is not None
+
+        def work() -> None:
+            with ownership.begin("key"):
+                end_s = time.thread_time() + 0.01
+                while time.thread_time() < end_s:
+                    pass
+
+        async def busy() -> set[str]:
+            await asyncio.to_thread(work)
+            report = (await broker.get("/admin/v2/broker-stats/load-report")).json()
+            assert isinstance(report, dict)
+            return {
+                name
+                for name, load in report["lastStats"].items()
+                if load["cpu_seconds_per_second"] > 0 and load["calls_per_second"] > 0
+            }
+
+        while not (found := await busy()):  # A report may be some milliseconds old.
+            pass
+        assert {ownership.bundle.name} == found
 
 
 async def test_a_drained_broker_gives_its_bundles_away_and_may_come_back(

@@ -365,6 +365,24 @@ async def test_charges_that_end_out_of_order_are_paid_by_those_that_last(clocks:
     assert (0, 11) == (first.cpu_ns, second.cpu_ns)
 
 
+async def test_work_that_nobody_finishes_fills_no_memory(clocks: CpuClocks) -> None:
+    """In a frame that lasts, such as one of a WebSocket."""
+    accounts = Account(), Account()
+
+    async def socket() -> int:
+        charge = None
+        for number in range(1_000):
+            charge = accounts[number % 2].called()
+            clocks.use(1)
+        depth = 0
+        while charge is not None:
+            charge, depth = charge.outer, depth + 1
+        return depth
+
+    assert await driven(socket()) < 100
+    assert [500, 500] == [each.cpu_ns for each in accounts]
+
+
 async def test_nothing_is_read_where_nothing_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -401,6 +419,10 @@ def test_the_load_is_what_was_used_since_the_last_question(clocks: CpuClocks) ->
         load.cpu_seconds_per_second,
         load.wall_seconds_per_second,
     )
+    clocks.passed_ns += 1_000_000_000
+    account.ended(began_ns)
+    assert account.take(since_ns=clocks.now_ns() - 500_000_000) is not None
+    began_ns = account.began()
     clocks.passed_ns += 1_000_000_000
     account.ended(began_ns)
     load = account.take()
