@@ -19,7 +19,7 @@ import pytest
 from equipoise import Client
 from equipoise.brokers.operations.access import opened
 from tests.house.house_rules import ROOT
-from tests.load.fastapi_programs import DEADLINE_S, Program, programs
+from tests.load.fastapi_programs import DEADLINE_S, UVICORN, PatientCallers, Program, programs
 from tests.visits import NAMESPACE
 
 pytestmark = pytest.mark.integration
@@ -161,6 +161,27 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert calls == counts
         assert min(calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_callers_of_a_program_that_drains_get_no_reset(tmp_path: Path, loop: str) -> None:
+    """Also those that ignore readiness. A program that has ended may refuse a connection. A reset
+    would leave open whether the visit was counted.
+    """
+    server = (*UVICORN, "--loop", loop)
+    async with (
+        aiohttp.ClientSession() as session,
+        programs(tmp_path, 3, session, server) as started,
+    ):
+        callers = PatientCallers([each.address for each in started], pages=40, rate=10.0)
+        async with callers.calling():
+            for each in started:
+                await asyncio.sleep(1)
+                await each.terminate()
+                await each.start(session)
+        assert [] == callers.broken
+        assert len(callers.calls) > 100
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from random import Random
+from time import perf_counter
 from typing import Final
 
 import aiohttp
@@ -17,6 +19,7 @@ import aiohttp
 from tests.house.house_rules import ROOT
 
 DEADLINE_S: Final = 60.0
+RETRY_S, ATTEMPT_S = 0.02, 10.0
 UVICORN: Final = (
     "uvicorn",
     "equipoise.examples.visits:app",
@@ -112,3 +115,57 @@ async def programs(
     finally:
         for each in started:
             await each.kill()
+
+
+class PatientCallers:
+    """One caller for each page at `rate` calls per second. It asks any program over a new
+    connection, also one that is not ready; follows redirects; and tries again until it is served.
+
+    `calls` are the start of each call and its length with all retries, in seconds. `broken` are the
+    errors of attempts that may have been executed: all but refused connections.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, pages: int, rate: float) -> None:
+        self.calls: list[tuple[float, float]] = []
+        self.retries = 0
+        self.broken: list[str] = []
+        self._addresses = addresses
+        self._pages = [f"page-{number}" for number in range(pages)]
+        self._period_s = 1 / rate
+        self._stopping = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        """Call meanwhile, and finish the last calls at the end."""
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as callers,
+        ):
+            for number, page in enumerate(self._pages):
+                callers.create_task(self._call_on(session, page, Random(number)))
+            yield
+            self._stopping.set()
+
+    async def _call_on(self, session: aiohttp.ClientSession, page: str, random: Random) -> None:
+        due_s = perf_counter() + random.random() * self._period_s
+        while not self._stopping.is_set():
+            await asyncio.sleep(max(0.0, due_s - perf_counter()))
+            began_s = perf_counter()
+            while not await self._is_served(session, random.choice(self._addresses), page):
+                self.retries += 1
+                await asyncio.sleep(RETRY_S)
+            self.calls.append((began_s, perf_counter() - began_s))
+            due_s = max(due_s + self._period_s, perf_counter())
+
+    async def _is_served(self, session: aiohttp.ClientSession, address: str, page: str) -> bool:
+        try:
+            async with session.post(f"{address}/visits/{page}") as answer:
+                await answer.read()
+                return answer.status == 200
+        except aiohttp.ClientConnectorError:
+            return False
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.broken.append(f"{address}: {error!r}")
+            return False

@@ -6,6 +6,11 @@
 Web servers close their listener first, and tell the program afterwards. Callers that come meanwhile
 are refused. So the broker takes the signal first, moves its bundles away while the program still
 answers and redirects, and then passes the signal on.
+
+uvicorn closes its listener and all connections without an open request in one step. A caller that
+has just connected, and whose request is on its way, then gets a reset, and cannot know whether the
+request was executed. So the listener is closed first, at a moment when nobody waits to be accepted,
+and the signal is passed on when the last callers have their answers.
 """
 
 from __future__ import annotations
@@ -13,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import selectors
 import signal
 import socket
 import sys
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -61,20 +67,37 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # others handle the signal, too.
 _LOOPS: Final = ("asyncio", "uvloop")
 
+
 QUIET_MS: Final = 200
 """How long no call comes before a drained program ends. Callers that follow its redirects call
 again within some round trips."""
 
 ADDRESS_VARIABLE: Final = "EQUIPOISE_ADDRESS"
 
+LAST_CALLS_MS: Final = 1_000
+"""How long a program whose listener is closed waits for the calls of those that have connected
+before: until none has come for `QUIET_MS`."""
+
+_QUIET_TURNS: Final = 3
+_TURNS_MAX: Final = 1_000
+"""Turns of the event loop without a new connection, before a listener is closed: asyncio drops what
+it has accepted less than two turns before. And how many turns to wait for them: those with nothing
+to do take some 50 microseconds, and 1,000 connections come per second at most."""
+
 _LINGER_PARTS: Final = 20
 _PART_MS_MAX: Final = 50
 
 
 @contextmanager
-def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
+def draining(
+    drain: Callable[[], Awaitable[None]],
+    last_calls: Callable[[], Awaitable[None]] | None = None,
+) -> Iterator[None]:
     """Run `drain` at the first SIGTERM or SIGINT, and then pass the signal to the handler that was
     there before. Use it on an event loop.
+
+    If that handler is of a server whose listeners are known, close them first, and run
+    `last_calls`.
 
     A second signal goes to that handler at once. Outside the main thread, which alone gets signals,
     nothing is handled.
@@ -99,12 +122,8 @@ def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
     tasks: list[asyncio.Task[None]] = []
 
     async def drain_and_pass_on(number: int) -> None:
-        try:
-            await drain()
-        except Exception as error:
-            _logger.warning(
-                "ends without draining: %s", error, exc_info=not isinstance(error, EquipoiseError)
-            )
+        await _tried(drain())
+        await _tried(_end_listening(before[signal.Signals(number)], last_calls))
         signal.raise_signal(number)
 
     def restore() -> None:
@@ -153,6 +172,44 @@ def ending_at_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if has_come:
         raise SystemExit
+
+
+async def _tried(step: Awaitable[None]) -> None:
+    """Wait for a step before the end of the program, which it must not delay by an error."""
+    try:
+        await step
+    except Exception as error:
+        is_bug = not isinstance(error, EquipoiseError)
+        _logger.warning("ends without draining: %s", error, exc_info=is_bug)
+
+
+async def _end_listening(handler: object, last_calls: Callable[[], Awaitable[None]] | None) -> None:
+    """Close the listeners of the server whose method handles a signal, and run `last_calls`.
+
+    uvicorn names them `servers`. Those of other servers are not known.
+    """
+    listeners: Sequence[asyncio.Server] = getattr(getattr(handler, "__self__", None), "servers", ())
+    for listener in listeners:
+        await _close_unawaited(listener)
+    if listeners and last_calls is not None:
+        await last_calls()
+
+
+async def _close_unawaited(listener: asyncio.Server) -> None:
+    """Close a listener when nobody has connected whom the server has not accepted yet: those would
+    get a reset.
+    """
+    quiet = 0
+    with selectors.DefaultSelector() as waiting:
+        for each in listener.sockets:
+            waiting.register(each, selectors.EVENT_READ)
+        for _ in range(_TURNS_MAX):
+            # The server accepts later in the same turn.
+            quiet = 0 if waiting.select(timeout=0) else quiet + 1
+            if quiet == _QUIET_TURNS:
+                break
+            await asyncio.sleep(0)
+        listener.close()
 
 
 async def lingered(
@@ -560,7 +617,12 @@ class Worker:
                 if self._broker is not None:
                     await self._broker.end_waits()
 
-        with ending_at_sigterm(), draining(drain):
+        async def last_calls() -> None:
+            if self._host is not None:
+                host = self._host
+                await lingered(LAST_CALLS_MS, lambda: host.calls, has_peers=lambda: True)
+
+        with ending_at_sigterm(), draining(drain, last_calls):
             yield
 
     async def finished(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
@@ -18,9 +19,12 @@ pytestmark = pytest.mark.integration
 
 
 class Story:
-    """What happened, in order. `server` is the handler of a server like uvicorn."""
+    """What happened, in order. `server` is the handler of a server like uvicorn, `servers` are its
+    listeners.
+    """
 
     def __init__(self) -> None:
+        self.servers: list[asyncio.Server] = []
         self.lines: list[str] = []
         self.drains = asyncio.Event()
         self.ended = asyncio.Event()
@@ -66,6 +70,39 @@ async def test_the_server_gets_the_signal_after_the_drain(
         story.goes_on.set()
         await story.ended.wait()
     assert ["drain", "drained", f"server ends at {number.name}"] == story.lines
+
+
+async def test_who_has_connected_is_answered_before_the_server_gets_the_signal(
+    story: Story,
+) -> None:
+    """Also if the server has not accepted the connection when the drain ends. Others are refused,
+    and nobody gets a reset.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    story.servers.append(listener)
+    address = listener.sockets[0].getsockname()
+    client = socket.socket()
+
+    async def drain() -> None:
+        client.connect(address)
+        client.setblocking(False)  # noqa: FBT003 - a method of sockets
+
+    async def last_calls() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        client.send(b"called\n")
+        received = await asyncio.get_running_loop().sock_recv(client, 100)
+        story.lines.append(received.decode().strip())
+
+    with client, draining(drain, last_calls):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await story.ended.wait()
+    assert ["called", "server ends at SIGTERM"] == story.lines
 
 
 async def test_a_second_signal_goes_to_the_server_at_once(story: Story) -> None:
