@@ -160,12 +160,13 @@ class Admitted:
     """
 
     def __init__(self) -> None:
-        # The namespace of each piece of work, and its end.
-        self._works: dict[Work, tuple[str, concurrent.futures.Future[None]]] = {}
+        self._works: dict[Work, str] = {}  # The namespace of each.
+        # Of work that a move waits for: others need none, and one takes microseconds to make.
+        self._ends: dict[Work, concurrent.futures.Future[None]] = {}
 
     def add(self, work: Work, namespace: str) -> None:
         """Note work that begins."""
-        self._works[work] = namespace, concurrent.futures.Future()
+        self._works[work] = namespace
 
     def has(self, work: Work) -> bool:
         """Return whether work has begun and not ended."""
@@ -173,19 +174,26 @@ class Admitted:
 
     def remove(self, work: Work) -> None:
         """Note that work has ended. You may repeat it."""
-        if work in self._works:
-            self._works.pop(work)[1].set_result(None)
+        self._works.pop(work, None)
+        end = self._ends.pop(work, None)
+        if end is not None:
+            end.set_result(None)
 
     async def all_ended(self, bundle: Bundle, *, timeout_ms: int) -> None:
         """Wait until the work on a bundle has ended, at most `timeout_ms`."""
-        works = list(self._works.items())
         ends = [
-            asyncio.wrap_future(ended)
-            for work, (namespace, ended) in works
+            asyncio.wrap_future(self._end_of(work))
+            for work, namespace in list(self._works.items())
             if bundle.contains(namespace, work.key)
         ]
         if ends:
             await asyncio.wait(ends, timeout=timeout_ms / 1_000)
+
+    def _end_of(self, work: Work) -> concurrent.futures.Future[None]:
+        end = self._ends.setdefault(work, concurrent.futures.Future())
+        if work not in self._works:  # Another thread has just removed it, and saw no end.
+            self.remove(work)
+        return end
 
 
 class Ownership:

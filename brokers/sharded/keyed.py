@@ -22,15 +22,16 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import (
-    AsyncGenerator,
+    Awaitable,
     Callable,
     Coroutine,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, is_dataclass
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 from itertools import islice
+from types import TracebackType
 from typing import (
     Annotated,
     Any,
@@ -50,7 +51,7 @@ from pydantic_core import PydanticSerializationError
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.client.attempts import RequestOutcome
 from equipoise.brokers.load.metering import driven
-from equipoise.brokers.runtime.embedding.by_key import current_work
+from equipoise.brokers.runtime.embedding.by_key import WORK
 from equipoise.brokers.runtime.embedding.installed import Elsewhere, Unserved
 from equipoise.brokers.runtime.service import (
     Bundle,
@@ -61,7 +62,7 @@ from equipoise.brokers.runtime.service import (
     Work,
 )
 from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX
-from equipoise.brokers.sharded.saving import Kept, Saver, Store
+from equipoise.brokers.sharded.saving import Kept, Part, Saver, Store, Turn, size_of
 from equipoise.channel.core.errors import (
     CallerError,
     EquipoiseError,
@@ -109,25 +110,33 @@ UNROUTED: Final = "equipoise_unrouted"
 """The attributes with their `Keyed` of an endpoint with `route`, and of what it stands before."""
 
 
-@dataclass(slots=True)
-class _Part(Generic[T]):
-    """The objects of one open bundle, by key; those that were not used for longest come first.
-    `charged`: since the last question for the load.
-    """
+class _Call(AbstractAsyncContextManager[T]):
+    """One call of a key. A class, because contexts of generators take several microseconds each."""
 
-    ownership: Ownership
-    kept: OrderedDict[str, Kept[T]] = field(default_factory=OrderedDict)
-    charged: float = 0.0
+    __slots__ = ("_begin", "_end", "_key", "_turn")
 
-    @property
-    def bundle(self) -> Bundle:
-        """The bundle."""
-        return self.ownership.bundle
+    def __init__(
+        self,
+        begin: Callable[[str], Awaitable[Turn[T]]],
+        end: Callable[[Turn[T], BaseException | None], Awaitable[None]],
+        key: str,
+    ) -> None:
+        """`begin` and `end` are those of the `Keyed`."""
+        self._begin = begin
+        self._end = end
+        self._key = key
 
-    @property
-    def size(self) -> int:
-        """The size of the encoded objects."""
-        return sum(_size_of(key, kept.encoded) for key, kept in self.kept.items())
+    async def __aenter__(self) -> T:
+        self._turn = await self._begin(self._key)
+        return self._turn.state
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end(self._turn, error)
 
 
 def _check_key(key: str) -> None:
@@ -142,11 +151,6 @@ def _check_key(key: str) -> None:
             name=f"{key!s:.40}",
             expected=f"a str of 1 to {KEY_BYTES_MAX:,} bytes in UTF-8",
         )
-
-
-def _size_of(key: str, encoded: bytes | None) -> int:
-    """Return the size of a state in a handover, with its key and the ends of both lines."""
-    return 0 if encoded is None else len(orjson.dumps(key)) + len(encoded) + 2
 
 
 def _misfit(error: PydanticSerializationError) -> str:
@@ -240,7 +244,7 @@ class Keyed(Service, Generic[T]):
         self._asked_s = time.monotonic()
         # By their low ends, which rise.
         self._lows: list[int] = []
-        self._parts: dict[int, _Part[T]] = {}
+        self._parts: dict[int, Part[T]] = {}
         self._bytes = 0  # Of all objects, if there is no store.
 
     def __repr__(self) -> str:
@@ -285,10 +289,9 @@ class Keyed(Service, Generic[T]):
             f" pydantic model of plain values: {self._shown}: {str(error).splitlines()[0]}"
         )
 
-    @asynccontextmanager
-    async def at(self, key: str) -> AsyncGenerator[T]:
-        """Yield the object of `key`, for one call at a time. What the call has changed is kept if
-        it ends without an error, and dropped otherwise.
+    def at(self, key: str) -> AbstractAsyncContextManager[T]:
+        """Return a context with the object of `key`, for one call at a time. What the call has
+        changed is kept if it ends without an error, and dropped otherwise.
 
         In a request that `Equipoise.by_key` has given this key, the work of the request counts.
         Otherwise this call is a piece of work, which a move of the key waits for.
@@ -298,8 +301,7 @@ class Keyed(Service, Generic[T]):
         does not get its turn or the store does not answer; `Overloaded`, `StaleToken`,
         `InvalidName`, and `CallerError` for an object that does not fit its type or is too large.
         """
-        async with self._held(key) as state:
-            yield state
+        return _Call(self._begin, self._end, key)
 
     def route(
         self, parameter: str
@@ -340,7 +342,7 @@ class Keyed(Service, Generic[T]):
             async def call(key: str, *others: Any, **named: Any) -> Answer:  # noqa: ANN401
                 outcome = RequestOutcome.NOT_STARTED
                 try:
-                    async with self._held(key) as state:
+                    async with self.at(key) as state:
                         outcome = RequestOutcome.UNKNOWN
                         return await endpoint(key, state, *others, **named)
                 except EquipoiseError as error:
@@ -359,39 +361,72 @@ class Keyed(Service, Generic[T]):
 
         return routed
 
-    @asynccontextmanager
-    async def _held(self, key: str) -> AsyncGenerator[T]:
-        """Give a call its turn of a key, and keep what it has changed."""
+    async def _begin(self, key: str) -> Turn[T]:
+        """Give a call its turn of a key, and the object. `_end` ends it."""
         _check_key(key)
         if not hasattr(self, "host"):
             raise self.unserved()
         deadline = Deadline.after(timeout_ms=self._call_ms)
-        with await self._work(key) as work:
-            part = self._part_of(key, work)
-            kept = part.kept.get(key)
-            if kept is None:
-                kept = part.kept[key] = Kept(key_hash(key))
-            if kept.waiting > WAITING_MAX:
-                raise Overloaded(what=f"the queue of calls of {key}", limit=WAITING_MAX)
-            kept.waiting += 1
-            kept.used_s = time.monotonic()
-            part.kept.move_to_end(key)
-            self._drop_idle(part, _IDLE_BY_CALL)
+        entered = await self._work(key)
+        work = entered.__enter__()
+        try:
+            part = self._part_of(key, key_hash(key), work)
+            turn = Turn(key, part, await self._taken(key, part, deadline), work, entered)
             try:
-                turn = kept.turn.acquire()
-                if kept.waiting > 1:
-                    turn = deadline.wait(turn, what=f"the turn of a call of {key}")
-                await turn
-                try:
-                    async with self._changed(key, kept, work, deadline) as state:
-                        yield state
-                finally:
-                    kept.turn.release()
+                await self._take_object(turn, deadline)
+            except BaseException:
+                self._give_back(turn)
+                raise
+        except BaseException as error:
+            entered.__exit__(type(error), error, error.__traceback__)
+            raise
+        return turn
+
+    async def _end(self, turn: Turn[T], error: BaseException | None) -> None:
+        """End a call with its error, if any, and keep what it has changed."""
+        try:
+            try:
+                turn.block.__exit__(None, None, None)
+                if error is None:
+                    await self._keep_change(turn)
             finally:
-                kept.waiting -= 1
-                kept.used_s = time.monotonic()
-                if kept.encoded is None and not kept.is_used and part.kept.get(key) is kept:
-                    del part.kept[key]
+                self._give_back(turn)
+        except BaseException as failure:
+            turn.entered.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        trace = None if error is None else error.__traceback__
+        turn.entered.__exit__(None if error is None else type(error), error, trace)
+
+    async def _taken(self, key: str, part: Part[T], deadline: Deadline) -> Kept[T]:
+        """Return what is kept of a key, once it is the turn of this call."""
+        kept = part.kept.get(key)
+        if kept is None:
+            kept = part.kept[key] = Kept(key_hash(key))
+        if kept.waiting > WAITING_MAX:
+            raise Overloaded(what=f"the queue of calls of {key}", limit=WAITING_MAX)
+        kept.waiting += 1
+        kept.used_s = time.monotonic()
+        part.kept.move_to_end(key)
+        self._drop_idle(part, _IDLE_BY_CALL)
+        try:
+            turn = kept.turn.acquire()
+            if kept.waiting > 1:
+                turn = deadline.wait(turn, what=f"the turn of a call of {key}")
+            await turn
+        except BaseException:
+            self._leave(key, part, kept)
+            raise
+        return kept
+
+    def _give_back(self, turn: Turn[T]) -> None:
+        turn.kept.turn.release()
+        self._leave(turn.key, turn.part, turn.kept)
+
+    def _leave(self, key: str, part: Part[T], kept: Kept[T]) -> None:
+        kept.waiting -= 1
+        kept.used_s = time.monotonic()
+        if kept.encoded is None and not kept.is_used and part.kept.get(key) is kept:
+            del part.kept[key]
 
     def unserved(self) -> CallerError:
         """Return the error for a call of a key in a program that does not serve this object."""
@@ -402,10 +437,7 @@ class Keyed(Service, Generic[T]):
 
     async def _work(self, key: str) -> AbstractContextManager[Work]:
         """Return the work of this call: that of the request, or one that begins here."""
-        try:
-            current = current_work()
-        except CallerError:
-            current = None
+        current = WORK.get()
         if (
             current is not None
             and current.is_awaited
@@ -418,9 +450,11 @@ class Keyed(Service, Generic[T]):
             raise Elsewhere(key=name, peer=served, broker=self.host.broker_id)
         return served.admit(key)
 
-    def _part_of(self, key: str, work: Work) -> _Part[T]:
-        """Return the part of a key. Raise `OwnershipLost` if this broker has no longer the key."""
-        part = self._part_at(key_hash(key))
+    def _part_of(self, key: str, point: int, work: Work) -> Part[T]:
+        """Return the part of a key, which lies at `point`. Raise `OwnershipLost` if this broker has
+        no longer the key.
+        """
+        part = self._part_at(point)
         if part is None:
             raise OwnershipLost(
                 bundle=f"{self.namespace}/{key}",
@@ -430,19 +464,17 @@ class Keyed(Service, Generic[T]):
             )
         return part
 
-    def _part_at(self, point: int) -> _Part[T] | None:
+    def _part_at(self, point: int) -> Part[T] | None:
         place = bisect_right(self._lows, point) - 1
         part = self._parts[self._lows[place]] if place >= 0 else None
         if part is None or not bundle_contains(part.bundle.low, part.bundle.high, point):
             return None
         return part
 
-    @asynccontextmanager
-    async def _changed(
-        self, key: str, kept: Kept[T], work: Work, deadline: Deadline
-    ) -> AsyncGenerator[T]:
-        """Yield the object, and keep what the call has changed."""
-        account = self._part_of(key, work).ownership.account
+    async def _take_object(self, turn: Turn[T], deadline: Deadline) -> None:
+        """Make or load the object of a call."""
+        key, kept = turn.key, turn.kept
+        account = self._part_of(key, kept.point, turn.work).ownership.account
         if self._saver is not None:
             await self._saver.await_last_save(key, kept, deadline)
         encoded = kept.encoded
@@ -454,24 +486,28 @@ class Keyed(Service, Generic[T]):
             if state is None:
                 state = self._new(key) if encoded is None else self._decoded(key, encoded)
             # Of a key without a state, only what a call has changed is kept.
-            before = self._encoded(key, state) if encoded is None else encoded
+            turn.before = self._encoded(key, state) if encoded is None else encoded
         kept.state = None  # A failed call leaves nothing of what it has changed.
-        with account.block():
-            yield state
-        with account.block():
+        turn.state, turn.encoded, turn.block = state, encoded, account.block()
+        turn.block.__enter__()
+
+    async def _keep_change(self, turn: Turn[T]) -> None:
+        """Keep what a call has changed of its object."""
+        key, kept, encoded, state = turn.key, turn.kept, turn.encoded, turn.state
+        with turn.part.ownership.account.block():
             after = self._encoded(key, state)
         # A part that has moved, or an object that was dropped meanwhile, takes no change any more.
-        part = self._part_of(key, work)
+        part = self._part_of(key, kept.point, turn.work)
         if part.kept.get(key) is not kept:
             raise OwnershipLost(
-                bundle=part.bundle.name, token=work.token, problem="it has moved meanwhile"
+                bundle=part.bundle.name, token=turn.work.token, problem="it has moved meanwhile"
             )
-        is_changed = after != before
+        is_changed = after != turn.before
         if is_changed:
-            self._check_change(key, kept, before, after)
-            account.bytes += len(after)
+            self._check_change(key, kept, turn.before, after)
+            part.ownership.account.bytes += len(after)
         if is_changed and self._saver is not None:
-            await self._saver.save(key, kept, after, token=work.token)
+            await self._saver.save(key, kept, after, token=turn.work.token)
         if after != kept.encoded and (is_changed or encoded is not None):
             self._keep(key, kept, after)
         kept.state = None if kept.encoded is None else state
@@ -518,7 +554,7 @@ class Keyed(Service, Generic[T]):
 
     def _keep(self, key: str, kept: Kept[T], encoded: bytes | None) -> None:
         if self._saver is None:
-            self._bytes += _size_of(key, encoded) - _size_of(key, kept.encoded)
+            self._bytes += size_of(key, encoded) - size_of(key, kept.encoded)
         kept.encoded, kept.state = encoded, None
 
     # --- the service ---
@@ -535,7 +571,7 @@ class Keyed(Service, Generic[T]):
             # A part that was not closed, because its close overran: the bundle has been elsewhere.
             if low < bundle.high and bundle.low < each.bundle.high:
                 self._drop(self._remove(each.bundle))
-        part = _Part[T](ownership)
+        part = Part[T](ownership)
         lines, now_s = iter((handover or b"").splitlines()), time.monotonic()
         while some := list(islice(lines, _LINES_AT_ONCE)):
             for name, encoded in zip(some[::2], some[1::2], strict=True):
@@ -590,12 +626,12 @@ class Keyed(Service, Generic[T]):
                 for key, each in before.kept.items()
                 if bundle_contains(low, high, each.point)
             )
-            self._add(_Part(child, kept))
+            self._add(Part(child, kept))
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
         """Join two parts."""
         one, other = self._remove(left), self._remove(right)
-        self._add(_Part(union, one.kept | other.kept))
+        self._add(Part(union, one.kept | other.kept))
 
     def charge(self, key: str, amount: float) -> None:
         """Add what a call has cost, such as its tokens. What the calls of a second cost is, in the
@@ -632,7 +668,7 @@ class Keyed(Service, Generic[T]):
             loads[part.bundle.name] = BundleLoad(cost=cost, unit=self._unit)
         return loads
 
-    def _drop_idle(self, part: _Part[T], at_most: int) -> int:
+    def _drop_idle(self, part: Part[T], at_most: int) -> int:
         """Drop the objects that were idle for longest, unless they must stay. Return how many were
         looked at.
         """
@@ -649,18 +685,18 @@ class Keyed(Service, Generic[T]):
                 del part.kept[key]
         return looked_at
 
-    def _drop(self, part: _Part[T]) -> None:
+    def _drop(self, part: Part[T]) -> None:
         """Drop the objects of a part that has moved without a handover."""
         for key, kept in part.kept.items():
             self._keep(key, kept, None)
             if self._saver is not None:
                 self._saver.forget(key, kept)
 
-    def _add(self, part: _Part[T]) -> None:
+    def _add(self, part: Part[T]) -> None:
         self._parts[part.bundle.low] = part
         self._lows = sorted(self._parts)
 
-    def _remove(self, bundle: Bundle) -> _Part[T]:
+    def _remove(self, bundle: Bundle) -> Part[T]:
         part = self._parts.pop(bundle.low)
         self._lows = sorted(self._parts)
         return part

@@ -1,4 +1,4 @@
-"""Save the states of keys in a store: before a call ends, or afterwards in rounds.
+"""Hold the states of keys, and save them in a store: before a call ends, or afterwards in rounds.
 
 A round saves all objects whose changes were put off, twice in the time that they may be unsaved. A
 close saves those of its bundle. A key whose save has failed takes no change until one succeeds.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
-from equipoise.brokers.runtime.service import Bundle
+import orjson
+
+from equipoise.brokers.runtime.service import Bundle, Ownership, Work
 from equipoise.channel.core.errors import EquipoiseError, Overloaded, PeerError
 from equipoise.channel.system.clocks import Deadline
 
@@ -92,6 +96,52 @@ class Kept(Generic[T]):
     def is_used(self) -> bool:
         """Whether it must stay in memory although nobody has called it lately."""
         return bool(self.waiting or self.is_unsaved or self.saving is not None)
+
+
+def size_of(key: str, encoded: bytes | None) -> int:
+    """Return the size of a state in a handover, with its key and the ends of both lines."""
+    return 0 if encoded is None else len(orjson.dumps(key)) + len(encoded) + 2
+
+
+@dataclass(slots=True)
+class Part(Generic[T]):
+    """The objects of one open bundle, by key; those that were not used for longest come first.
+    `charged`: since the last question for the load.
+    """
+
+    ownership: Ownership
+    kept: OrderedDict[str, Kept[T]] = field(default_factory=OrderedDict)
+    charged: float = 0.0
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle."""
+        return self.ownership.bundle
+
+    @property
+    def size(self) -> int:
+        """The size of the encoded objects."""
+        return sum(size_of(key, kept.encoded) for key, kept in self.kept.items())
+
+
+@dataclass(slots=True)
+class Turn(Generic[T]):
+    """A call that has the turn of a key. `part` is where the key was when it came; `entered` is the
+    context of `work`.
+
+    Once it has the object: `block` is the context of its CPU time, `before` the form of the object,
+    and `encoded` the one that was kept or loaded, if any.
+    """
+
+    key: str
+    part: Part[T]
+    kept: Kept[T]
+    work: Work
+    entered: AbstractContextManager[Work]
+    block: AbstractContextManager[object] = field(init=False)
+    state: T = field(init=False)
+    before: bytes = field(init=False)
+    encoded: bytes | None = field(init=False)
 
 
 class Saver(Generic[T]):

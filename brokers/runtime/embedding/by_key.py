@@ -87,7 +87,7 @@ _NAME_MAX: Final = 200
 
 _ANY: Final = re.compile(r"\{\w+\}")
 
-_WORK: Final[ContextVar[Work]] = ContextVar("equipoise work")
+WORK: Final[ContextVar[Work | None]] = ContextVar("equipoise work", default=None)
 
 
 def current_work() -> Work:
@@ -97,7 +97,7 @@ def current_work() -> Work:
     Do not finish it: it is finished before the answer is sent. Raises `CallerError` outside of a
     request with a key.
     """
-    work = _WORK.get(None)
+    work = WORK.get()
     if work is None:
         raise CallerError(
             "there is no current work: this code does not run in a request that Equipoise.by_key"
@@ -266,7 +266,7 @@ class ByKey:
                 if not is_lost:
                     await send(message)
 
-            token = _WORK.set(work)
+            token = WORK.set(work)
             try:
                 await self._app(scope, receive, checked)
             except PeerError as error:
@@ -275,7 +275,7 @@ class ByKey:
                 is_lost = True  # Nothing more is sent. The program may have executed a part.
                 await refuse_call(send, error, RequestOutcome.UNKNOWN)
             finally:
-                _WORK.reset(token)
+                WORK.reset(token)
 
     async def _forward(
         self, peer: Peer, scope: Message, body: Body, send: Send, deadline: Deadline
