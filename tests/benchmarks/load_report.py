@@ -18,10 +18,12 @@ from equipoise.brokers.load.load_sampler import LoadSampler
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.clocks import Deadline
+from equipoise.shedder.fit import Amounts, fit, with_observation
 from equipoise.shedder.loads import BundleLoad, Messaging, Resources
 from tests.benchmarks.frame import report, single, summary
 
 BUNDLES, REPEATS, SEED = 5_000, 60, 1
+BROKERS, FITS = 1_000, 10
 Loads = Mapping[str, BundleLoad]
 
 
@@ -112,12 +114,33 @@ def largest() -> int:
     return len(encode_load(light(sample)))
 
 
+def fitted() -> list[float]:
+    """Milliseconds of the fit of costs to the reports of a large cluster, once a minute."""
+    chance, took_ms = random.Random(SEED), list[float]()
+    brokers = [tuple[float, ...]()] * BROKERS
+    for _ in range(FITS):
+        brokers = [
+            with_observation(
+                sums,
+                Amounts(calls=chance.uniform(0, 500), bytes=chance.uniform(0, 1e7), bundles=64),
+                chance.random(),
+                elapsed_s=10.0,
+            )
+            for sums in brokers
+        ]
+        began = time.process_time()
+        fit(brokers)
+        took_ms.append((time.process_time() - began) * 1_000)
+    return took_ms
+
+
 def measure(_: Path) -> dict[str, object]:
     """Reports of uneven bundles, and the largest report."""
     took_ms, lengths = measured()
     return {
         "report": summary(took_ms, "ms"),
         "bytes": summary(lengths, "bytes"),
+        "fit": summary(fitted(), "ms"),
         "longest names": single(largest(), "bytes"),
     }
 
@@ -126,5 +149,6 @@ if __name__ == "__main__":
     report(
         "load_report",
         measure,
-        f"{BUNDLES} bundles; a report may have {REPORT_BYTES_MAX} bytes; one core",
+        f"{BUNDLES} bundles; a report may have {REPORT_BYTES_MAX} bytes; the fit is of {BROKERS}"
+        " brokers; one core",
     )
