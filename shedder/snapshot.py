@@ -310,6 +310,28 @@ def capacities_in(view: View) -> Mapping[str, int]:
     return {broker.broker: broker.joined.capacity for broker in view.live_brokers()}
 
 
+def rates_of(
+    loads: Mapping[str, Load], percents: Mapping[str, float]
+) -> Mapping[str, Mapping[str, tuple[str, float]]]:
+    """Return the unit of each namespace with declared costs, and the share of a core that one
+    counts as, by namespace and broker. `percents`: of brokers, see `capacities_in`.
+
+    A broker without a bundle of a namespace reports no rate. By its capacity of the unit it has
+    one. For any other broker, that of the newest report is under "".
+    """
+    found: dict[str, dict[str, tuple[str, float]]] = {}
+    for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+        for namespace, each in load.declared.items():
+            found.setdefault(namespace, {})[name] = each.unit, each.rate
+    for rates in found.values():
+        unit, _ = last = next(reversed(rates.values()))
+        for name, load in loads.items():
+            if unit in load.capacities and name in percents:
+                rates.setdefault(name, (unit, percents[name] / 100 / load.capacities[unit]))
+        rates[""] = last
+    return found
+
+
 def _pools(
     brokers: Sequence[BrokerEntry], view: View
 ) -> tuple[tuple[frozenset[str], ...], Sequence[str]]:
@@ -345,11 +367,12 @@ def _weighed(
 
     Each has the bundles that it owns or will own. A bundle on its way elsewhere counts there.
     """
-    scales = _Scales(
+    counted = (
         load
         for load in by_broker.values()
         if abs(now_ms - load.at_ms) <= age_ms_max and fault_of(load) is None
     )
+    scales = _Scales(counted, capacities_in(view))
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     weighed = []
     for broker in brokers:
@@ -406,7 +429,7 @@ def less_other_work(
 class _Scales:
     """The cost of each bundle by the valid loads, for any owner."""
 
-    def __init__(self, loads: Iterable[Load]) -> None:
+    def __init__(self, loads: Iterable[Load], percents: Mapping[str, float]) -> None:
         oldest_first = sorted(loads, key=lambda load: (load.at_ms, load.broker))
         self.by_broker = {load.broker: load for load in oldest_first}
         self._named: dict[str, float] = {}
@@ -414,9 +437,14 @@ class _Scales:
             name: unpack(load.column, load.cost) for name, load in self.by_broker.items()
         }
         self._tagged: dict[int, float] = {}
+        self._rates = rates_of(self.by_broker, percents)
+        self._reporters: dict[str | int, str] = {}
         for load in oldest_first:  # The newest report of a bundle remains.
             self._named.update(load.costs)
             self._tagged.update(self._columns[load.broker])
+            if self._rates:
+                self._reporters.update(dict.fromkeys(load.costs, load.broker))
+                self._reporters.update(dict.fromkeys(self._columns[load.broker], load.broker))
         counted_only = {
             name: _counted_cost(load, self._columns[name]) for name, load in self.by_broker.items()
         }
@@ -441,9 +469,21 @@ class _Scales:
             cost = own.get(bundle.name)
             if cost is None:
                 tag = tag_of(bundle.name)
-                cost = column.get(tag, self._named.get(bundle.name, self._tagged.get(tag, other)))
+                cost = column.get(tag)
+                if cost is None:
+                    cost = self._named.get(bundle.name, self._tagged.get(tag, other))
+                    cost *= self._exchange(bundle, tag, broker)
             costs.append(max(cost, IDLE_COST))
         return costs
+
+    def _exchange(self, bundle: BundleEntry, tag: int, broker: str) -> float:
+        """Return what a cost that another broker has reported is multiplied by."""
+        rates = self._rates.get(bundle.namespace)
+        if rates is None:
+            return 1.0
+        reporter = self._reporters.get(bundle.name, self._reporters.get(tag, ""))
+        (unit, here), (other, there) = (rates.get(name, rates[""]) for name in (broker, reporter))
+        return here / there if unit == other and here and there else 1.0
 
 
 def _counted_cost(load: Load, column: Mapping[int, float]) -> float | None:

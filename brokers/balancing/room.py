@@ -18,7 +18,7 @@ from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
 from equipoise.shedder.reported import format_percent
-from equipoise.shedder.snapshot import WeighedBroker
+from equipoise.shedder.snapshot import WeighedBroker, capacities_in, rates_of
 
 _MIB: Final = 1 << 20
 _WHOLE_MIN: Final = 100
@@ -44,7 +44,7 @@ class Room:
     ) -> None:
         self._memory = _Memory(view, loads, percent_max / 100)
         has_units = any(load.declared for load in loads.values())
-        self._units = _Units(loads, weighed) if has_units else None
+        self._units = _Units(loads, weighed, capacities_in(view)) if has_units else None
 
     def copy(self) -> Self:
         """Return the same room, to plan with."""
@@ -122,14 +122,15 @@ class _Memory:
 class _Units:
     """Units are read at the first question, because weighing all bundles takes long."""
 
-    def __init__(self, loads: Mapping[str, Load], weighed: Iterable[WeighedBroker]) -> None:
+    def __init__(
+        self,
+        loads: Mapping[str, Load],
+        weighed: Iterable[WeighedBroker],
+        percents: Mapping[str, float],
+    ) -> None:
         self._weighed = weighed
         self._limits = {name: load.capacities for name, load in loads.items() if load.capacities}
-        # By namespace, then broker. Oldest first, so that the newest report is the last.
-        self._declared: dict[str, dict[str, tuple[str, float]]] = {}
-        for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
-            for namespace, each in load.declared.items():
-                self._declared.setdefault(namespace, {})[name] = each.unit, each.rate
+        self._rates = rates_of(loads, percents)
 
     def copy(self) -> Self:
         other = object.__new__(type(self))
@@ -142,10 +143,9 @@ class _Units:
         found = {}
         for broker in self._weighed:
             for bundle in broker.bundles:
-                declared = self._declared.get(namespace_in(bundle.name))
-                if declared is not None:
-                    last = next(reversed(declared.values()))
-                    unit, rate = declared.get(broker.broker, last)
+                rates = self._rates.get(namespace_in(bundle.name))
+                if rates is not None:
+                    unit, rate = rates.get(broker.broker, rates[""])
                     found[bundle.name] = broker.broker, unit, bundle.cost / rate if rate else 0.0
         return found
 
@@ -175,7 +175,7 @@ class _Units:
                     f" {_figure(used + amount)} with it (capacities)"
                 )
         namespace = namespace_in(bundle)
-        for broker, (other, _) in self._declared[namespace].items():
+        for broker, (other, _) in self._rates[namespace].items():
             if other != unit:
                 found[broker] = (
                     f"its program declares costs of {namespace} in {other}, that of {owner} in"

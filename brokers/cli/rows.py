@@ -102,7 +102,8 @@ def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maint
 
 def load_row(broker: str, loads: Sequence[Load]) -> Row:
     """Describe what the load reports say of a broker, and of the CPU time of calls in the cluster.
-    `cost` and `other_work` are in percent of a core and of the broker, the latter None if unknown.
+    `cost` and `other_work` are in percent of a core and of the broker, the latter None if unknown,
+    `memory` in percent of its limit. `declared` is what services declare, by namespace.
     """
     found = fit(load.cpu_sums for load in loads)
     load = next((load for load in loads if load.broker == broker), None)
@@ -114,6 +115,18 @@ def load_row(broker: str, loads: Sequence[Load]) -> Row:
         ),
         "cpu_us": {name: float(f"{1e6 * seconds:.3g}") for name, seconds in costs.items()},
         "known_costs": [name for name in costs if name not in found.unknown],
+        **_limits_row(load or Load(broker=broker, at_ms=0)),
+    }
+
+
+def _limits_row(load: Load) -> Row:
+    return {
+        "memory": round(load.resources.memory.percent, 1),
+        "declared": {
+            namespace: f"{each.amount:.4g} {each.unit}" for namespace, each in load.declared.items()
+        },
+        "capacities": dict(load.capacities),
+        "load_problem": load.problem,
     }
 
 

@@ -50,11 +50,13 @@ def program(log_url: str, models: Models, capacity: float) -> Equipoise:
 
 
 async def test_a_program_takes_what_it_has_capacity_for() -> None:
-    """By number each would get four of eight bundles. The second can take two and a half."""
+    """Ten bundles take more than both have. The second would have less than its share with two of
+    them, and cannot take three.
+    """
     log_url, one, two = f"memory:{uuid.uuid4()}", Models(), Models()
-    async with program(log_url, one, 1_000) as first:
-        await first.create_namespace(NAMESPACE, bundles=8)
-        await until(lambda: len(one.bundles) == 8)
+    async with program(log_url, one, 600) as first:
+        await first.create_namespace(NAMESPACE, bundles=10)
+        await until(lambda: len(one.bundles) == 10)
         async with program(log_url, two, 250):
             await until(lambda: len(two.bundles) == 2)
 
@@ -63,4 +65,4 @@ async def test_a_program_takes_what_it_has_capacity_for() -> None:
                 return stay or ""
 
             await until(lambda: "has 200 of 250 tokens/s, and 300 with it (capacities)" in told())
-    assert (2, 8) == (two.most, one.most)
+    assert (2, 10) == (two.most, one.most)

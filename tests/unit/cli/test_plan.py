@@ -99,6 +99,10 @@ def test_a_plan_says_what_declared_units_count_as(tmp_path: Path) -> None:
     assert "1 tokens/s counts as 0.0005 of a core, by the capacities of the brokers" in page
     units = json.loads(run("plan", "--json", log=log).stdout)["units"]
     assert {"rate": 0.0005, "basis": "capacities"} == units["tokens/s"]
+    shown = json.loads(run("brokers", "show", "b", "--json", log=log).stdout)
+    assert [{"tenant/ns": "100 seats"}, {"tokens/s": 2_000}, None, 0] == [
+        shown[name] for name in ("declared", "capacities", "load_problem", "memory")
+    ]
 
 
 # --- plans that are carried out ---

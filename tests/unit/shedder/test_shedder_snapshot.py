@@ -16,7 +16,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.costs import IDLE_COST, costs_of
-from equipoise.shedder.loads import BundleLoad, Load
+from equipoise.shedder.loads import BundleLoad, Declared, Load
 from equipoise.shedder.snapshot import (
     Candidates,
     Snapshot,
@@ -117,6 +117,19 @@ def test_an_old_report_does_not_count(channel: Channel, at_ms: int) -> None:
     assert (calls(7),) == tuple(bundle.cost for bundle in apart.bundles)
     assert broker_of(snapshot, "b").barred is None
     assert ["a", "b", "c"] == list(snapshot.loads)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_declared_cost_counts_as_at_its_new_owner(channel: Channel, *, declares: bool) -> None:
+    """Brokers with other capacities of a unit take another part of themselves for one. Whether the
+    new owner has reported that, or has only told its capacity of the unit.
+    """
+    declared = {NAMESPACE: Declared(unit="seats", amount=1, rate=0.01)}
+    before = replace(report("c", right=7), declared=declared, capacities={"seats": 100})
+    own = {NAMESPACE: Declared(unit="seats", amount=1, rate=0.04)} if declares else {}
+    now = replace(report("b"), declared=own, capacities={"seats": 25})
+    (moved,) = broker_of(taken(channel, before, now), "b").bundles
+    assert pytest.approx(4 * calls(7)) == moved.cost
 
 
 def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
