@@ -138,8 +138,8 @@ class Equipoise(Worker):
        that was there before handles the signal. Where there is none for SIGTERM, the context ends
        as when its task is cancelled, and then the process.
 
-    A second signal goes to that handler at once. If the event loop handles the signals, as under
-    hypercorn, nothing is done before it; the log of a web program says so.
+    A second signal goes to that handler at once. If the event loop handles the signals, nothing is
+    done before it; the log of a web program says so.
 
     A broker may end before its program does: its log was replaced, or its disk failed. It does not
     come back. Then:

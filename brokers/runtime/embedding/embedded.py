@@ -108,7 +108,12 @@ def draining(
         yield
         return
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in _SIGNALS}
+    # A signal that is ignored, as SIGINT in the background of a shell, ends nothing.
+    before = {
+        number: handler
+        for number in _SIGNALS
+        if (handler := signal.getsignal(number) or signal.SIG_DFL) != signal.SIG_IGN
+    }
     for number, handler in before.items():
         if (getattr(handler, "__module__", None) or "").partition(".")[0] in _LOOPS:
             problem = (
@@ -135,7 +140,7 @@ def draining(
         restore()
         loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(drain_and_pass_on(number))))
 
-    for number in _SIGNALS:
+    for number in before:
         signal.signal(number, take)
     try:
         yield

@@ -168,6 +168,15 @@ async def test_a_cancellation_by_others_stays_one(story: Story) -> None:
         assert handler == signal.getsignal(signal.SIGTERM)
 
 
+async def test_a_signal_that_is_ignored_stays_ignored(story: Story) -> None:
+    """It would drain a program that goes on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with draining(story.drain):
+        assert signal.SIG_IGN == signal.getsignal(signal.SIGINT)
+        assert story.server != signal.getsignal(signal.SIGTERM)
+    assert signal.SIG_IGN == signal.getsignal(signal.SIGINT)
+
+
 async def test_without_a_signal_the_handlers_come_back(story: Story) -> None:
     with draining(story.drain):
         assert story.server != signal.getsignal(signal.SIGTERM)
