@@ -288,6 +288,27 @@ def test_each_move_is_allowed_and_each_other_broker_has_a_reason(
     ]
 
 
+@given(clusters(weights=st.floats(1e-3, 1e6)), st.sampled_from([2, 64]))
+def test_a_cluster_with_more_of_everything_has_the_same_plan(
+    snapshot: Snapshot, factor: int
+) -> None:
+    """By powers of two, which round nothing."""
+    grown = [
+        replace(
+            broker,
+            capacity=broker.capacity * factor,
+            bundles=tuple(replace(bundle, cost=bundle.cost * factor) for bundle in broker.bundles),
+        )
+        for broker in snapshot.brokers
+    ]
+    plan, other = (
+        plan_of(BalancedShedder(), each) for each in (snapshot, Snapshot(brokers=tuple(grown)))
+    )
+    assert [(move.bundle, move.destination) for move in plan.moves] == [
+        (move.bundle, move.destination) for move in other.moves
+    ]
+
+
 @given(clusters(), st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.Random) -> None:
     shuffled = [
