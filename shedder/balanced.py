@@ -28,9 +28,9 @@ Theory of operation:
   moved lately. Its noise does not count. It is full when it has its share of the load, less
   `settle_ratio`, or its share of the bundles. It gets no more than either, even if the reports say
   otherwise.
-* Bundles that cost nearly the same (`_EQUAL_RATIO`) are evened out by number: each costs the mean,
-  and each broker gets its share of them, rounded down or up. Numbers have no noise, so no broker
-  waits.
+* Bundles that cost nearly the same (`_EQUAL_RATIO`), or next to nothing, are evened out by number:
+  each costs the mean, and each broker gets its share of them, rounded down or up. Numbers have no
+  noise, so no broker waits.
 
 The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of
 cost^2 / capacity, which is least when all fills are equal. Let P = fill(s) * capacity(d) - cost(d).
@@ -687,7 +687,8 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
 
 
 def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
-    """Return the mean cost of the bundles if all cost nearly the same; else None.
+    """Return the mean cost of the bundles if all cost nearly the same, or if all together cost too
+    little for a difference to be worth a pause; else None.
 
     None, too, if a broker has other work, because measuring its capacity is not exact, and if not
     every broker can have a bundle, because it may help to split one.
@@ -698,6 +699,8 @@ def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
     mean = fmean(costs)
     if not mean:
         return None
+    if math.fsum(costs) <= _WORTH * sum(broker.capacity for broker in brokers):
+        return mean
     # Not `pstdev`, which is exact and slow.
     spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))
     return mean if spread <= _EQUAL_RATIO else None

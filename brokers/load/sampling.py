@@ -25,6 +25,10 @@ Theory of operation of costs:
   faster than bundles can be moved, and falls when predictions hold. An error far beyond the usual
   ones (`_ERRORS_MAX`) counts as that much: a load that has changed for good is no noise, and loads
   that change all the time soon make such errors usual.
+* A load `_OTHER` times as high or as low as before, which chance does not explain, is another load:
+  the history of the bundle begins again. Chance is judged by a sum of deviations (CUSUM, Page 1954)
+  in standard deviations of the bundle's own loads. No single sample is enough, two can be. If that
+  is most of the load, as where calls begin, what was learned of the former loads is forgotten, too.
 * Nothing is known at first. So the first horizons are short, and each is twice as long as the last.
 * All of it is relative: if all loads grow by one factor, so do costs and noise.
 """
@@ -73,6 +77,12 @@ _ERRORS_MAX: Final = 36  # Of the mean squared error.
 _DEVIATION: Final = 0.01
 _ERROR, _ERROR_WEIGHT = 1.0, 0.025
 
+_OTHER: Final = 8
+# Of the sum of deviations: what each adds at most, what each loses, and what chance does not reach.
+_STEP_MAX, _SLACK, _SURE = 6.0, 1.0, 9.0
+_MOST: Final = 0.5  # Of the load.
+_SPREAD_MIN: Final = 0.3  # The least standard deviation of loads, relative to their long average.
+
 
 @dataclass(slots=True)
 class _History:
@@ -81,6 +91,8 @@ class _History:
     * `total`: its loads in the present horizon, each times its milliseconds.
     * `expected`: the short and the long average, and the cost, at the start of the horizon; None
       if it was not there.
+    * `variance`: of its loads around the long average. `above`, `below`: the sums of deviations.
+      `before`: the long average when both were last 0.
     """
 
     short: float = 0.0
@@ -88,6 +100,24 @@ class _History:
     age_ms: float = 0.0
     total: float = 0.0
     expected: tuple[float, float, float] | None = None
+    variance: float = 0.0
+    above: float = 0.0
+    below: float = 0.0
+    before: float = 0.0
+
+    def becomes_other(self, load: float, *, weight: float) -> bool:
+        """Return whether the loads up to this one are other than before. `weight`: that of one load
+        in the long average.
+        """
+        if not self.above and not self.below:
+            self.before = self.long
+        scale = max(math.sqrt(self.variance), _SPREAD_MIN * self.long)
+        step = min(max((load - self.long) / scale, -_STEP_MAX), _STEP_MAX) if scale else 0.0
+        self.variance += ((step * scale) ** 2 - self.variance) * weight
+        self.above = max(self.above + step - _SLACK, 0.0)
+        self.below = max(self.below - step - _SLACK, 0.0)
+        is_far = load > _OTHER * self.before or load * _OTHER < self.before
+        return is_far and max(self.above, self.below) > _SURE
 
 
 class CostForecasts:
@@ -100,9 +130,15 @@ class CostForecasts:
 
     def __init__(self) -> None:
         self._known: dict[str, _History] = {}
-        self._began_ms = self._now_ms = 0.0  # The present horizon, and now.
+        self._now_ms = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._began_ms = self._now_ms  # The present horizon.
         self._horizons = 0
         self._deviated = self._lasted = self._missed = self._squares = 0.0
+        for known in self._known.values():
+            known.expected, known.total = (known.short, known.long, known.short), 0.0
 
     def update(
         self,
@@ -121,21 +157,26 @@ class CostForecasts:
         forgotten. A load above `FIGURE_MAX` counts as what the bundle had before.
         """
         before, self._known = self._known, {}
-        short_ms = _SHORT * window_ms
+        short_ms, others = _SHORT * window_ms, 0.0
         for name, load in zip(names, loads, strict=True):
             if name in newcomers:  # One that has left and come back starts anew.
                 continue
             known = self._known[name] = before.get(name) or _History()
             counted = load if load <= FIGURE_MAX else known.short
-            known.age_ms += elapsed_ms
+            age_ms = known.age_ms + elapsed_ms
+            if known.becomes_other(counted, weight=elapsed_ms / min(age_ms, window_ms)):
+                known = self._known[name] = _History()
+                age_ms = elapsed_ms
+                others += counted
+            known.age_ms = age_ms
             known.total += counted * elapsed_ms
-            known.short += (
-                (counted - known.short) * elapsed_ms / min(known.age_ms, max(short_ms, elapsed_ms))
-            )
-            known.long += (
-                (counted - known.long) * elapsed_ms / min(known.age_ms, max(window_ms, elapsed_ms))
-            )
+            short_weight = elapsed_ms / min(age_ms, max(short_ms, elapsed_ms))
+            known.short += (counted - known.short) * short_weight
+            long_weight = elapsed_ms / min(age_ms, max(window_ms, elapsed_ms))
+            known.long += (counted - known.long) * long_weight
         self._now_ms += elapsed_ms
+        if others > _MOST * math.fsum(known.short for known in self._known.values()):
+            self._forget()
         length_ms = self._now_ms - self._began_ms
         is_over = length_ms >= min(_FIRST * 2**self._horizons, _HORIZON) * window_ms
         if is_over:

@@ -489,9 +489,9 @@ def plot(lines: Sequence[Timeline], path: Path) -> None:
             ]
             axis.plot(*zip(*points, strict=True), label=f"program {place + 1}")
         for at_s, _, _ in line.moves():
-            axis.axvline(at_s, color="#d5dae0", linewidth=0.6, zorder=0)
+            axis.axvline(at_s, color="#8C8C8C", linewidth=0.4, zorder=0)
         for name, at_s in line.marks.items():
-            axis.annotate(name, (at_s, 1.0), xycoords=("data", "axes fraction"), va="top")
+            axis.annotate(f" {name}", (at_s, 0.97), xycoords=("data", "axes fraction"), va="top")
             axis.axvline(at_s, color="black", linewidth=0.8)
         title = "calls" if figure_of == "calls" else "CPU time"
         axis.set_title(f"{line.name}: share of {title}, %", loc="left", fontsize=10)

@@ -122,6 +122,28 @@ def test_a_load_a_hundred_times_as_high_is_found_within_15_seconds() -> None:
     assert costs_after(*CALM, *(10_000.0,) * 3, others=20).costs[0] > 30 * cost_of(100)
 
 
+IDLE = (0.0,) * 12
+
+
+@pytest.mark.parametrize("before", [IDLE, CALM])
+@pytest.mark.parametrize("others", [0, 20])
+def test_another_load_counts_in_full_after_two_samples(
+    before: tuple[float, ...], others: int
+) -> None:
+    """It is no noise, either: what was expected of another load was no error."""
+    carried = costs_after(*before, *(10_000.0,) * 3, others=others)
+    assert carried.costs[0] == pytest.approx(cost_of(10_000), rel=0.01)
+    later = costs_after(*before, *(10_000.0,) * 8, others=others)
+    assert later.noise is not None
+    assert later.noise < 0.2 * later.cost
+
+
+def test_one_sample_is_no_other_load() -> None:
+    """A bundle that is called now and then has the mean of its loads."""
+    carried = costs_after(*((100.0,) + (0.0,) * 19) * 20, others=20)
+    assert carried.costs[0] < cost_of(10)
+
+
 def test_noise_is_what_predictions_missed() -> None:
     """It is large at first, nearly nothing once loads have been as predicted, large where they come
     and go, and one change for good does not make it so.
