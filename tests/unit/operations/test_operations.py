@@ -408,7 +408,9 @@ def _deleting(channel: Channel) -> None:
 
 
 @pytest.mark.parametrize(
-    "happened", [_quarantined, _deleting, lambda channel: channel.die("a")], ids=str
+    "happened",
+    [_quarantined, _deleting, lambda channel: channel.die("a")],
+    ids=["quarantined", "deleting", "no-broker"],
 )
 def test_an_operation_does_not_wait_for_an_owner_that_will_not_come(
     happened: Callable[[Channel], object],
