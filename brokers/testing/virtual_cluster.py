@@ -52,6 +52,9 @@ _EXCHANGES_MAX: Final = 10_000
 # A namespace may have thousands of bundles, and people read the message.
 _NAMES_SHOWN_MAX: Final = 20
 
+# How often the end of tasks may start further tasks.
+_ENDS_MAX: Final = 10
+
 # A bound that no operation reaches: what does not end while no time passes is cancelled.
 OPERATION_MS_MAX: Final = 86_400_000
 
@@ -160,7 +163,8 @@ class Cluster(Generic[S]):
         self._is_open = False
         for member in list(self._world.members.values()):
             member.end("ends with the cluster", killed=True)
-        self._runner.__exit__(kind, error, trace)  # Cancels all running tasks.
+        self._runner.run(_end_tasks())
+        self._runner.__exit__(kind, error, trace)
 
     # --- brokers and namespaces ---
 
@@ -519,3 +523,14 @@ def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
             what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}"
         )
     return names
+
+
+async def _end_tasks() -> None:
+    """Cancel all tasks, and those that start while others end: nobody would await these."""
+    for _ in range(_ENDS_MAX):
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -86,6 +86,24 @@ def whole(cluster: Cluster[Diary]) -> str:
     return bundle
 
 
+def test_the_end_of_a_cluster_ends_tasks_that_start_meanwhile() -> None:
+    started = list[asyncio.Task[None]]()
+
+    async def last_words() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            started.append(asyncio.create_task(asyncio.sleep(3_600)))
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(last_words())
+
+    with Cluster(Diary, brokers=1, serves_peers=True) as cluster:
+        task = cluster.call(begin())
+    assert task.cancelled()
+    assert [each.cancelled() for each in started] == [True]
+
+
 def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
     """A transfer calls both services: prepare, close, open with the handover, fetch the rest from
     the source.
