@@ -255,7 +255,7 @@ class BundleTraffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """What the services of a broker declare of its bundles of one namespace: their cost in `unit`,
-    all together, averaged over minutes.
+    all together, averaged over the minutes in which there was any.
 
     * `estimate`: what they would cost without that, a share of a core.
     * `rate`: the share of a core that one unit counts as, here.

@@ -164,15 +164,15 @@ class CostForecasts:
             known = self._known[name] = before.get(name) or _History()
             counted = load if load <= FIGURE_MAX else known.short
             age_ms = known.age_ms + elapsed_ms
-            if known.becomes_other(counted, weight=elapsed_ms / min(age_ms, window_ms)):
+            long_weight = elapsed_ms / min(age_ms, max(window_ms, elapsed_ms))
+            if known.becomes_other(counted, weight=long_weight):
                 known = self._known[name] = _History()
-                age_ms = elapsed_ms
+                age_ms, long_weight = elapsed_ms, 1.0
                 others += counted
             known.age_ms = age_ms
             known.total += counted * elapsed_ms
             short_weight = elapsed_ms / min(age_ms, max(short_ms, elapsed_ms))
             known.short += (counted - known.short) * short_weight
-            long_weight = elapsed_ms / min(age_ms, max(window_ms, elapsed_ms))
             known.long += (counted - known.long) * long_weight
         self._now_ms += elapsed_ms
         if others > _MOST * math.fsum(known.short for known in self._known.values()):
@@ -573,8 +573,10 @@ class _Columns(NamedTuple):
 
 
 def _blended(before: Declared | None, now: Declared, kept: float) -> Declared:
-    if before is None or before.unit != now.unit:
+    if before is None or before.unit != now.unit or not before.amount:
         return now
+    if not now.amount:  # After an idle night a unit counts as before, not as the whole cluster.
+        return replace(before, rate=now.rate)
     return replace(
         now,
         amount=blend(before.amount, now.amount, kept=kept),

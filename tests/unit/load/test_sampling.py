@@ -346,3 +346,35 @@ def test_declared_costs_are_averaged_and_forgotten() -> None:
         amount(7, "tokens/s", NAMES[1:]),
         amount(9, "tokens/s", NAMES),
     ]
+
+
+def test_a_unit_that_nothing_is_charged_in_keeps_what_it_counts_as() -> None:
+    """Averages of an idle night would make the first call of the morning cost more than the whole
+    cluster. What is declared at first is no average with the time before it.
+    """
+    averages = BundleAverages()
+
+    def amounts(cost: float, turns: int) -> list[float]:
+        loads = {NAMES[0]: BundleLoad(cost=cost, unit="seats")}
+        return [
+            averages.update(NAMES, loads, elapsed_ms=60_000, cost_window_ms=WINDOW_MS)
+            .declared["t/a"]
+            .amount
+            for _ in range(turns)
+        ]
+
+    assert [0, 100, 100, 70] == [
+        amounts(cost, turns)[-1] for cost, turns in ((0, 2), (100, 1), (0, 500), (40, 1))
+    ]
+
+
+def test_after_a_sleep_that_is_longer_than_the_window_costs_go_on() -> None:
+    """A machine that slept takes its next sample hours later."""
+    forecasts, found = CostForecasts(), list[float]()
+    for turn in range(40):
+        load, elapsed_ms = (0.2, 10 * WINDOW_MS) if turn == 20 else (0.1 + turn % 2 / 5, 2_500)
+        costs, _ = forecasts.update(
+            ["a"], [load], newcomers=(), elapsed_ms=elapsed_ms, window_ms=WINDOW_MS
+        )
+        found.extend(costs)
+    assert pytest.approx(0.2, rel=0.2) == found[-1]
