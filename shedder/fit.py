@@ -49,7 +49,7 @@ _PROCESS: Final = 3.0  # How uncertain it is what the process takes, as a share 
 _HALF_LIFE_S: Final = 3_600.0
 _QUANTILE: Final = 0.4
 _PASSES: Final = 12
-_SUM_MAX: Final = 1e15  # Of thousands of cores for hours.
+_SUM_MAX: Final = 1e11  # Of ten thousand cores for hours.
 _DOUBLING_S: Final = 600.0
 # A smaller standard error than this part of an estimate, or of what is assumed, makes it known.
 _CERTAIN: Final = 0.5
@@ -159,12 +159,19 @@ def _of_shares(shares: Sequence[float]) -> Coefficients:
 
 
 def _are_sums(sums: Sequence[float]) -> bool:
-    """Return whether these may be sums of products: their matrix has no negative pivot."""
+    """Return whether these may be sums of products: their matrix has no negative pivot, as large as
+    it counts.
+    """
     return (
         len(sums) == SUMS
         and all(0 <= each <= _SUM_MAX for each in sums)
         and sums[len(_PAIRS) - 1] > 0
-        and all(row[place] > 0 for place, row in enumerate(_eliminated(_with_prior(sums))))
+        and all(
+            row[place] > 0
+            for place, row in enumerate(
+                _eliminated(_with_prior([each / _NOISE_CORES**2 for each in sums]))
+            )
+        )
     )
 
 
@@ -225,7 +232,8 @@ def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[f
     for place in range(len(rows) - 1, -1, -1):
         row = rows[place]
         rest = sum(row[place + 1 + later] * value for later, value in enumerate(reversed(found)))
-        found.append((row[-1] - rest) / row[place])
+        # Rounding may leave nothing of a pivot if many brokers report sums that cannot be.
+        found.append((row[-1] - rest) / (row[place] or 1.0))
     return found[::-1]
 
 

@@ -116,6 +116,17 @@ def test_every_estimate_is_within_its_bounds(
             assert 0.999 / SHARE_MAX <= value / assumed <= 1.001 * SHARE_MAX
 
 
+@pytest.mark.parametrize("size", [2.0**36, 2.0**43])
+def test_sums_beyond_what_a_broker_can_have_do_no_harm(size: float) -> None:
+    """By rounding they leave nothing of what is assumed, so that equations have no solution."""
+    sums = (size,) * 15 + (size / 2,) * 5
+    honest = sums_of(varied(1), by(TRUE))
+    for count in (1, 1_000):
+        found = fit([honest, *[sums] * count])
+        assert all(math.isfinite(each) for each in astuple(found.coefficients))
+        assert size < 2.0**40 or fit([honest]) == found
+
+
 def test_old_data_are_forgotten() -> None:
     dearer = replace(TRUE, per_call=3e-3)
     sums = sums_of(varied(1), by(TRUE))
