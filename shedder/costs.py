@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from equipoise.shedder.loads import BundleLoad, Declared, Load, fault_of
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, Declared, Load, fault_of
 
 # Pulsar's strategies weigh bundles by bytes. So a call of a service that counts none, and CPU time,
 # count as bytes, too: as many as a broker moves meanwhile (0.1 ms for 16 KiB, 160 MB/s).
@@ -73,7 +73,7 @@ def with_declared(
     if not rates:
         return costs
     return [
-        IDLE_COST + load.cost * rates[load.unit] if load.unit in rates else cost
+        min(IDLE_COST + load.cost * rates[load.unit], FIGURE_MAX) if load.unit in rates else cost
         for load, cost in zip(loads, costs, strict=True)
     ]
 
@@ -95,8 +95,8 @@ class Exchange:
         """Return what the unit counts as, and why."""
         if self.basis == "nothing":
             return (
-                f"nothing tells what {unit} take of a broker, so all together count as half of what"
-                " their brokers can do; give the brokers their capacities of it"
+                f"how much of a broker {unit} take is not known, so all together count as half of"
+                " what their brokers can do; give the brokers their capacities of it"
             )
         by = "CPU use" if self.basis == "CPU" else "the capacities of the brokers"
         return f"1 {unit} counts as {self.rate:.3g} of a core, by {by}"

@@ -22,7 +22,7 @@ from typing import Final
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.costs import IDLE_COST
-from equipoise.shedder.loads import Load, Weights, fault_of, tag_of, unpack
+from equipoise.shedder.loads import FIGURE_MAX, Load, Weights, fault_of, tag_of, unpack
 
 _OTHER_WORK_MIN: Final = 0.2  # A smaller share of a broker is chance, or what the leader does.
 _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
@@ -473,7 +473,8 @@ class _Scales:
                 if cost is None:
                     cost = self._named.get(bundle.name, self._tagged.get(tag, other))
                     cost *= self._exchange(bundle, tag, broker)
-            costs.append(max(cost, IDLE_COST))
+            # NaN fails each comparison. Capacities that others report may make it, and infinity.
+            costs.append(min(max(IDLE_COST, cost), FIGURE_MAX))
         return costs
 
     def _exchange(self, bundle: BundleEntry, tag: int, broker: str) -> float:

@@ -18,8 +18,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.cpu_window import CpuWindow
 from equipoise.brokers.load.load_sampler import ServiceLoads
-from equipoise.brokers.load.process_use import ProcessUse, allowed_cores
-from equipoise.brokers.load.resource_use import default_capacity
+from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import (
     BundleAverages,
     Carried,
@@ -34,7 +33,7 @@ from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.system.failures import LoggedFailures
 from equipoise.shedder.costs import exchanges_of
 from equipoise.shedder.fit import fit
-from equipoise.shedder.loads import BundleTraffic, Load
+from equipoise.shedder.loads import FIGURE_MAX, BundleTraffic, Load
 from equipoise.shedder.snapshot import capacities_in
 
 _logger: Final = logging.getLogger(__name__)
@@ -60,9 +59,8 @@ class LoadReporter:
         self._worker = worker
         self._settings = settings
         self._bus = _Gate(bus)
-        cores = worker.config.cpu_cores
-        self._use = ProcessUse(broker=worker.broker_id, cpu_cores=cores)
-        self._cores = default_capacity(cores, allowed=allowed_cores()) / 100
+        self._use = ProcessUse(broker=worker.broker_id, cpu_cores=worker.config.cpu_cores)
+        self._cores = worker.profile.capacity / 100
         self._cpu = CpuWindow(cores=os.cpu_count() or 1)
         self._fit_ms: int | None = None
         self._averages = BundleAverages()
@@ -198,7 +196,7 @@ class LoadReporter:
         own, limits = percents.get(self._worker.broker_id, 0) / 100, self._worker.config.capacities
         rates = {unit: each.rate for unit, each in exchanges.items()}
         rates |= {unit: own / limit for unit, limit in limits.items()}
-        return {unit: rate for unit, rate in rates.items() if rate > 0}
+        return {unit: rate for unit, rate in rates.items() if 0 < rate <= FIGURE_MAX}
 
     async def _report(self, due: Report, settings: BalancingSettings) -> None:
         if report_due(self._reported, due, settings.reports):

@@ -95,7 +95,7 @@ def test_a_plan_says_what_declared_units_count_as(tmp_path: Path) -> None:
         limits = {} if broker == "a" else {"tokens/s": 2_000.0}
         LoadBus(log).publish(replace(load, declared=declared, capacities=limits))
     page = " ".join(run("plan", log=log).stdout.split())
-    assert "nothing tells what seats take of a broker, so all together count as half" in page
+    assert "how much of a broker seats take is not known, so all together count as half" in page
     assert "1 tokens/s counts as 0.0005 of a core, by the capacities of the brokers" in page
     units = json.loads(run("plan", "--json", log=log).stdout)["units"]
     assert {"rate": 0.0005, "basis": "capacities"} == units["tokens/s"]

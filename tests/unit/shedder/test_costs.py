@@ -15,7 +15,7 @@ from equipoise.shedder.costs import (
     exchanges_of,
     with_declared,
 )
-from equipoise.shedder.loads import BundleLoad, Declared, Load
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, Declared, Load
 
 LOAD = BundleLoad(
     calls_per_second=4,
@@ -66,6 +66,11 @@ def test_a_declared_cost_replaces_the_estimate() -> None:
     assert [estimates[0], pytest.approx(IDLE_COST + 0.3), estimates[2]] == with_declared(
         loads, estimates, {"seats": 0.1}
     )
+
+
+def test_a_declared_cost_is_a_figure_that_can_be_reported() -> None:
+    loads = [BundleLoad(cost=1e18, unit="seats")]
+    assert [FIGURE_MAX] == with_declared(loads, costs_of(loads), {"seats": 1e9})
 
 
 @pytest.mark.parametrize(

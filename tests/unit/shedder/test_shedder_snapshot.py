@@ -16,7 +16,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.costs import IDLE_COST, costs_of
-from equipoise.shedder.loads import BundleLoad, Declared, Load
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, Declared, Load
 from equipoise.shedder.snapshot import (
     Candidates,
     Snapshot,
@@ -130,6 +130,20 @@ def test_a_declared_cost_counts_as_at_its_new_owner(channel: Channel, *, declare
     now = replace(report("b"), declared=own, capacities={"seats": 25})
     (moved,) = broker_of(taken(channel, before, now), "b").bundles
     assert pytest.approx(4 * calls(7)) == moved.cost
+
+
+@pytest.mark.parametrize("seats", [5e-324, 1.0])
+def test_a_capacity_that_nobody_has_makes_no_cost_that_cannot_be(
+    channel: Channel, seats: float
+) -> None:
+    """A unit would count as infinity of the new owner, or that divided by itself."""
+    before = replace(report("c", right=7), capacities={"seats": seats})
+    declared = {NAMESPACE: Declared(unit="seats", amount=1, rate=0.01)}
+    tiny = replace(report("b"), capacities={"seats": 5e-324})
+    snapshot = taken(channel, replace(report("a", left=1), declared=declared), before, tiny)
+    (moved,) = broker_of(snapshot, "b").bundles
+    assert IDLE_COST <= moved.cost <= FIGURE_MAX
+    assert math.isfinite(BalancedShedder().plan(snapshot)[0].deviation or 0.0)
 
 
 def weighed_costs(snapshot: Snapshot) -> dict[str, float]:

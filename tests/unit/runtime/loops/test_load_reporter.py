@@ -16,11 +16,12 @@ import pytest
 from equipoise.brokers.agent.requests import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.brokers.load.bus import LOADS, LoadBus
+from equipoise.brokers.load.cpu_window import CpuWindow
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.costs import BYTES_PER_CALL
 from equipoise.shedder.fit import Amounts, with_observation
-from equipoise.shedder.loads import BundleLoad, Load
+from equipoise.shedder.loads import BundleLoad, Load, fault_of
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
 pytestmark = pytest.mark.integration
@@ -129,6 +130,29 @@ async def test_a_declared_cost_counts_by_the_capacity_of_its_unit(tmp_path: Path
             assert pytest.approx(500 * rate, rel=1e-3) == load.costs[bundle]
             broker.service.loads[bundle] = None  # type: ignore[assignment]
             await until(lambda: "not a BundleLoad" in (bus.latest()[0].problem or ""))
+
+
+async def test_other_work_is_a_share_of_the_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that is set: the leader takes this share of it away."""
+    monkeypatch.setattr(CpuWindow, "other_work", lambda *_, **__: 0.5)
+    async with started(tmp_path, f"memory:{tmp_path}", {"capacity": 250}) as broker:
+        bus = LoadBus("memory:other")
+        async with reporting(broker, bus, rules(OFTEN)):
+            await until(lambda: bool(bus.latest()))
+            assert bus.latest()[0].other_work == pytest.approx(0.2)
+
+
+async def test_a_capacity_that_makes_a_unit_infinite_does_not_count(tmp_path: Path) -> None:
+    """Otherwise the report would not be plausible, and the broker would take no part."""
+    limits = {"tokens/s": 5e-324}
+    async with cluster(tmp_path, balance_interval_ms=20, capacities=limits) as brokers:
+        broker, bus = brokers.brokers[0], LoadBus("memory:infinite")
+        broker.service.loads[brokers.bundles()[0]] = BundleLoad(cost=0, unit="tokens/s")
+        async with reporting(broker, bus, rules(OFTEN)):
+            await until(lambda: bool(bus.latest() and bus.latest()[0].declared))
+            assert fault_of(bus.latest()[0]) is None
 
 
 async def test_a_broker_begins_with_what_others_know_of_costs(tmp_path: Path) -> None:
