@@ -10,7 +10,8 @@ Theory of operation:
   the accounts add up to the CPU time of the steps.
 * A task that starts in a charge is charged to the same account until that charge ends. What lives
   on may serve everybody, such as a pool of connections that the first request has opened. A
-  function that is given to a pool of threads is charged to its end.
+  function that is given to a pool of threads is charged to its end, and before that when work
+  begins in it.
 * A coroutine that nobody drives is charged for a context in which it awaits nothing.
 
 The CPU time of a thread neither falls nor grows faster than time passes. A clock that jumps, as
@@ -67,8 +68,8 @@ class Account:
         "_began_ns",
         "_calls",
         "_lasted_ns",
+        "_reported_ns",
         "_running",
-        "_told_ns",
         "bytes",
         "cpu_ns",
         "measures",
@@ -82,7 +83,7 @@ class Account:
         # lasted.
         self._running = self._began_ns = self._lasted_ns = 0
         # When it was asked last, and how long calls had lasted then.
-        self._asked_ns, self._told_ns = monotonic_ns(), 0
+        self._asked_ns, self._reported_ns = monotonic_ns(), 0
 
     def charge(self) -> Charge:
         """Return a context whose CPU time is charged to this account."""
@@ -109,6 +110,8 @@ class Account:
             return None
         outer = frame.charge
         if outer is not None and outer.account is self:
+            if frame.waits:
+                frame.settle(thread)
             return None
         return Charge(self).begin(frame, thread)
 
@@ -143,16 +146,17 @@ class Account:
         """Return what was used since the last question, per second; None if that is nothing. Then
         this is no question. `since_ns`: when the last one was, if it was later.
         """
-        lasted_ns, running = self._lasted_ns, self._running
+        # Of one moment: a thread may begin or end something before the next call.
+        lasted_ns, running, began_ns = self._lasted_ns, self._running, self._began_ns
         calls, size, cpu_ns = self._calls, self.bytes, self.cpu_ns
-        if not (calls or size or cpu_ns or running or lasted_ns != self._told_ns):
+        if not (calls or size or cpu_ns or running or lasted_ns != self._reported_ns):
             return None
         now_ns = monotonic_ns()
         elapsed_ns = max(now_ns - max(self._asked_ns, since_ns), 1)
         # A function that has run in a thread for a minute is charged when it ends.
         cpu_ns = min(cpu_ns, elapsed_ns * _CORES)
-        lasted_ns += running * now_ns - self._began_ns
-        told_ns, self._told_ns, self._asked_ns = self._told_ns, lasted_ns, now_ns
+        lasted_ns += running * now_ns - began_ns
+        reported_ns, self._reported_ns, self._asked_ns = self._reported_ns, lasted_ns, now_ns
         self._calls -= calls
         self.bytes -= size
         self.cpu_ns -= cpu_ns
@@ -161,7 +165,7 @@ class Account:
             calls_per_second=calls / elapsed_s,
             bytes_per_second=size / elapsed_s,
             cpu_seconds_per_second=cpu_ns / elapsed_ns,
-            wall_seconds_per_second=max(lasted_ns - told_ns, 0) / elapsed_ns,
+            wall_seconds_per_second=max(lasted_ns - reported_ns, 0) / elapsed_ns,
         )
 
 
@@ -206,7 +210,7 @@ class _Frame:
 
     __slots__ = ("_outer", "_since_ns", "charge")
 
-    _waits = True  # It may wait for something else than its turn.
+    waits = True  # It may wait for something else than its turn, and may never end.
 
     def __init__(self, charge: Charge | None = None) -> None:
         """`charge` pays, if there is none within it."""
@@ -243,7 +247,7 @@ class _Frame:
     def look(self, thread: _Thread) -> None:
         """Charge only what is used from now on."""
         now_ns = self._since_ns = monotonic_ns()
-        if self._waits or now_ns - thread.read_at_ns >= FRESH_NS:
+        if self.waits or now_ns - thread.read_at_ns >= FRESH_NS:
             thread.read(now_ns)
 
     def settle(self, thread: _Thread) -> None:
@@ -253,7 +257,7 @@ class _Frame:
             return
         since_ns, now_ns = self._since_ns, monotonic_ns()
         used_ns = now_ns - since_ns
-        if used_ns < SHORT_NS and not self._waits:
+        if used_ns < SHORT_NS and not self.waits:
             thread.charged_ns += used_ns
         else:
             used_ns = thread.read_since(since_ns, now_ns)
@@ -284,7 +288,7 @@ class Charge:
         outer, self.frame = frame.charge, frame
         if outer is None:
             frame.look(thread)
-        elif outer.account is not self.account:
+        elif frame.waits or outer.account is not self.account:
             frame.settle(thread)
         self.depth = 0 if outer is None or outer.depth == _DEPTH_MAX else outer.depth + 1
         self.outer, frame.charge = outer if self.depth else None, self
@@ -313,7 +317,9 @@ class Charge:
             return
         charge = frame.charge
         left = None if charge is None else charge.left()
-        if charge is not None and (left is None or left.account is not charge.account):
+        if charge is not None and (
+            frame.waits or left is None or left.account is not charge.account
+        ):
             frame.settle(thread)
         frame.charge = left
 
@@ -365,7 +371,7 @@ class _Driven(_Frame, Coroutine[Any, Any, Result]):
 
     __slots__ = ("_send", "_steps", "_work")
 
-    _waits = False
+    waits = False
 
     def __init__(self, work: Awaitable[Result], charge: Charge | None = None) -> None:
         """`charge` is around it."""

@@ -18,6 +18,7 @@ from equipoise.brokers.load.metering import (
     driven_for,
     follow_tasks_and_threads,
 )
+from equipoise.shedder.loads import BundleLoad
 from tests.load.cpu_clocks import CpuClocks, cpu_clocks
 
 
@@ -429,6 +430,38 @@ def test_the_load_is_what_was_used_since_the_last_question(clocks: CpuClocks) ->
     assert load is not None
     assert (0.0, 1.0) == (load.cpu_seconds_per_second, load.wall_seconds_per_second)
     assert account.take() is None
+
+
+def test_a_function_that_never_ends_is_charged_when_work_begins_in_it(clocks: CpuClocks) -> None:
+    """As one that takes messages for as long as the shard is here."""
+    account, charged = Account(), list[int]()
+    with account.charge():
+        for _ in range(2):
+            clocks.use(5)
+            account.called()
+            charged.append(account.cpu_ns)
+            with account.charge():
+                clocks.use(3)
+            charged.append(account.cpu_ns)
+    assert [5, 8, 13, 16] == charged
+
+
+def test_what_begins_in_a_thread_during_a_question_counts_from_then_on(
+    clocks: CpuClocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, loads = Account(), list[BundleLoad | None]()
+    account.began()
+    clocks.passed_ns += 10**9
+
+    def interrupted() -> int:
+        monkeypatch.setattr(metering, "monotonic_ns", clocks.now_ns)
+        return account.began()
+
+    monkeypatch.setattr(metering, "monotonic_ns", interrupted)
+    loads.append(account.take())
+    clocks.passed_ns += 10**9
+    loads.append(account.take())
+    assert [1, 2] == [load and load.wall_seconds_per_second for load in loads]
 
 
 def test_a_minute_in_a_thread_is_spread(clocks: CpuClocks, monkeypatch: pytest.MonkeyPatch) -> None:
