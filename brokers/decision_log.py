@@ -34,7 +34,7 @@ DECISIONS: Final = SideTopic(
     document_bytes_max=2 * DOCUMENT_BYTES_MAX,
 )
 
-_TOLD_MAX: Final = 1_000
+_SEARCHED_MAX: Final = 1_000
 """Decisions searched for what became of a bundle: some hours."""
 
 _idle: Final = TypeAdapter(Idle)
@@ -63,7 +63,7 @@ def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
     return [decision for decision in found if decision is not None]
 
 
-def last_told_of(
+def last_outcome_and_stay(
     log_url: str, bundles: Sequence[str], owners: Sequence[str]
 ) -> tuple[str | None, str | None]:
     """Return two lines: what came of the last move of these bundles by the balancer, and why its
@@ -72,7 +72,7 @@ def last_told_of(
     Raises what `open_side_log` raises.
     """
     try:
-        latest = newest_decisions(log_url, _TOLD_MAX)[::-1]
+        latest = newest_decisions(log_url, _SEARCHED_MAX)[::-1]
     except PeerError:
         return None, None
     outcomes = (

@@ -108,16 +108,7 @@ class Worker:
             metrics=self.metrics,
             view=lambda: self.agent.view,
         )
-        self._ownerships = OwnershipsOverHttp(
-            clock=self.clock,
-            own_token=self.access.own_token,
-            tls=lambda: self.access.certificates.client,
-            received=lambda size: self.metrics.count("state_bytes_total", "received", by=size),
-            step=self._step,
-            record=lambda: self._recorders.record_work,
-            admitted=lambda: self._runner.admitted,
-            measures_cpu=config.measure_cpu,
-        )
+        self._ownerships = self._over_http()
         self._runner = ServiceRunner(
             services,
             clock=self.clock,
@@ -153,6 +144,18 @@ class Worker:
         self.replay_progress = ReplayProgress(broker=self.broker_id)
         # Why no further client can connect, by the part that found it.
         self.client_problems: dict[str, str] = {}
+
+    def _over_http(self) -> OwnershipsOverHttp:
+        return OwnershipsOverHttp(
+            clock=self.clock,
+            own_token=self.access.own_token,
+            tls=lambda: self.access.certificates.client,
+            received=lambda size: self.metrics.count("state_bytes_total", "received", by=size),
+            step=self._step,
+            record=lambda: self._recorders.record_work,
+            admitted=lambda: self._runner.admitted,
+            measures_cpu=self.config.measure_cpu,
+        )
 
     # --- life ---
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from equipoise import Bundle, BundleLoad, Deadline, Equipoise, Ownership, Peer, Service
-from equipoise.brokers.decision_log import last_told_of
+from equipoise.brokers.decision_log import last_outcome_and_stay
 from tests.unit.http.cluster import until
 
 pytestmark = pytest.mark.integration
@@ -61,7 +61,7 @@ async def test_a_program_takes_what_it_has_capacity_for() -> None:
             await until(lambda: len(two.bundles) == 2)
 
             def told() -> str:
-                _, stay = last_told_of(log_url, sorted(one.bundles), [first.broker_id])
+                _, stay = last_outcome_and_stay(log_url, sorted(one.bundles), [first.broker_id])
                 return stay or ""
 
             await until(lambda: "has 200 of 250 tokens/s, and 300 with it (capacities)" in told())

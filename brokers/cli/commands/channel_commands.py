@@ -35,7 +35,7 @@ from equipoise.brokers.cli.rows import (
     print_difference,
     view_document,
 )
-from equipoise.brokers.decision_log import last_told_of
+from equipoise.brokers.decision_log import last_outcome_and_stay
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import Access, entries, folded_to_end, follow
 from equipoise.channel.core.entries import BundleChanged
@@ -230,7 +230,7 @@ def why(
         owners = [
             access.view.live[each.owner].broker for each in found if each.owner in access.view.live
         ]
-    outcome, stay = last_told_of(channel.log, bundles, owners)
+    outcome, stay = last_outcome_and_stay(channel.log, bundles, owners)
     if channel.as_json:
         print_json({"ending": ending, "outcome": outcome, "stay": stay})
         return

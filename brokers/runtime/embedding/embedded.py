@@ -67,7 +67,6 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # others handle the signal, too.
 _LOOPS: Final = ("asyncio", "uvloop")
 
-
 QUIET_MS: Final = 200
 """How long no call comes before a drained program ends. Callers that follow its redirects call
 again within some round trips."""
