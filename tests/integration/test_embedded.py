@@ -106,9 +106,12 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
 
 
 ENDED = """
-import asyncio, sys
+import asyncio, signal, sys
 from tests.integration.test_embedded import NAMESPACE, Keeper
 from equipoise import Equipoise
+
+# It may have been started with SIGINT ignored, as by a shell in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     try:
