@@ -16,11 +16,10 @@ from equipoise.channel.core.errors import CallerError, LogWentBack, OperatorErro
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.spark_jobs.sequence.rows import Source
-from equipoise.spark_jobs.sources import sqlite_source
+from equipoise.spark_jobs.sources import channel_files, sqlite_source
+from equipoise.spark_jobs.sources.channel_files import BEGINNING, ChannelFiles
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.sources.sqlite_source import (
-    BEGINNING,
-    ChannelFiles,
     Piece,
     SqliteStreamReader,
     read_piece,
@@ -46,9 +45,13 @@ def files(url: str) -> Iterator[ChannelFiles]:
         yield files
 
 
-def opened(url: str, *, identity: str | None = None) -> ChannelFiles:
+def opened(
+    url: str, *, identity: str | None = None, bytes_max: int = channel_files.BATCH_BYTES_MAX
+) -> ChannelFiles:
     """The files of a log, open."""
-    return ChannelFiles(url.removeprefix("sqlite:"), name=url, identity=identity)
+    return ChannelFiles(
+        url.removeprefix("sqlite:"), name=url, identity=identity, bytes_max=bytes_max
+    )
 
 
 def observe(url: str, source: Source, times_ms: list[int]) -> None:
@@ -104,11 +107,10 @@ def test_a_batch_is_bounded_in_bytes(
     url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]
 ) -> None:
     """An entry that is too large comes alone."""
-    monkeypatch.setattr(sqlite_source, "BATCH_BYTES_MAX", bytes_max)
-    monkeypatch.setattr(sqlite_source, "LOADS_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(channel_files, "LOADS_BYTES_MAX", bytes_max)
     observe(url, Source.LOADS, [0] * 5)
     ends = [BEGINNING]
-    with closing(opened(url)) as files:
+    with closing(opened(url, bytes_max=bytes_max)) as files:
         for _ in expected:
             ends.append(files.batch_end(ends[-1], limit=100))
     assert expected == [(end[Source.CHANNEL], end[Source.LOADS]) for end in ends[1:]]
@@ -176,7 +178,7 @@ def test_a_damaged_record_has_no_value(url: str, files: ChannelFiles) -> None:
 
 def test_times_outside_sparks_range_are_capped(url: str, files: ChannelFiles) -> None:
     observe(url, Source.SERVING, [-5, 1 << 60])
-    assert [0, sqlite_source.TIME_MS_MAX] == [
+    assert [0, channel_files.TIME_MS_MAX] == [
         arrival.at_ms for arrival in files.rows(Source.SERVING.value, 1, 9)
     ]
 
