@@ -63,6 +63,13 @@ class Table(StrEnum):
     BUNDLE_LOAD = "bundle_load"
     DECISIONS = "decisions"
     FINDINGS = "findings"
+    BUNDLES = "bundles"
+    INTERVALS = "intervals"
+    MOVES = "moves"
+    BROKER_EVENTS = "broker_events"
+    GAPS = "gaps"
+    LOADS = "loads"
+    SERVING = "serving"
 
 
 class Emitted(NamedTuple):

@@ -1,0 +1,1 @@
+"""Keep the history of a channel as tables of Delta Lake: columns, writer and reader."""
