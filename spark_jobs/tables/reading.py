@@ -38,10 +38,10 @@ class Tables:
         rows: list[dict[str, Any]] = []
         for source in _SOURCES.get(table, (table,)):
             for row in self._archive.table(source).to_pylist():
-                found = {"log_offset": row.pop("offset"), **row}
+                found = {"log_offset": row.pop("offset"), "logged_at": row.pop("at"), **row}
                 if table is Table.DECISIONS:
                     found |= of_decision(orjson.loads(found["document"]))
-                rows.append({"day": found["at"].date(), **found})
+                rows.append({"day": found["logged_at"].date(), **found})
         if table is Table.INTERVALS:
             rows += self._open()
         return ds.dataset(pa.Table.from_pylist(rows, schema=into))

@@ -234,7 +234,7 @@ _ALL: Final = (
         columns=(
             Column("log_offset", "long", "as `to_offset`; null while it lasts"),
             _ORDINAL,
-            Column("at", "timestamp", "as `to_at`; null while it lasts"),
+            Column("logged_at", "timestamp", "as `to_at`; null while it lasts"),
             _NAMESPACE,
             _BUNDLE,
             _BROKER,
@@ -265,7 +265,7 @@ _ALL: Final = (
         columns=(
             Column("log_offset", "long", "as `ended_offset`"),
             _ORDINAL,
-            Column("at", "timestamp", "as `ended_at`"),
+            Column("logged_at", "timestamp", "as `ended_at`"),
             _NAMESPACE,
             _BUNDLE,
             Column("source", "text", "the id of the broker that served the bundle"),
@@ -477,7 +477,7 @@ _ALL: Final = (
                 " one offset",
             ),
             Column(
-                "at",
+                "logged_at",
                 "timestamp",
                 "the log's time when the violation appeared; later than the record at `log_offset`"
                 " if evidence or a time limit revealed it",
