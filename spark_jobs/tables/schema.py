@@ -110,10 +110,12 @@ _ORDINAL: Final = Column(
     "ordinal", "int", "the number of the row among those of its offset in this table, from 0"
 )
 _AT: Final = Column(
-    "at", "timestamp", "the log's time of that offset, adjusted so that it never decreases"
+    "logged_at", "timestamp", "the log's time of that offset, adjusted so that it never decreases"
 )
 _AT_BESIDE: Final = Column(
-    "at", "timestamp", "when its own source received the document, by the clock of that source"
+    "logged_at",
+    "timestamp",
+    "when its own source received the document, by the clock of that source",
 )
 _POSITION: Final = Column(
     "position",
