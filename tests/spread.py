@@ -20,7 +20,7 @@ _SLOW: Final = "slow"
 _SPARK: Final = "tests/integration/spark/"
 # Half of the Spark tests. Each half shares a session, which takes a gigabyte of memory and 10 s to
 # start.
-_FIRST_OF_SPARK: Final = tuple(f"{_SPARK}{name}" for name in ("test_archive.py", "test_report.py"))
+_FIRST_OF_SPARK: Final = tuple(f"{_SPARK}{name}" for name in ("test_archive.py", "test_pulsar.py"))
 _SPARKS_COMMANDS: Final = "[spark "
 # Files with several slow tests that share nothing expensive.
 _APART: Final = tuple(

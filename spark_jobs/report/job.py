@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import tzinfo
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
+import duckdb
 import orjson
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+import pyarrow as pa
 
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
-from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
+from equipoise.channel.core.errors import OperatorError
+from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.report.figures import Report, local_zone, period_shown
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import Plot, plots
-from equipoise.spark_jobs.report.queries import Queries, extent
+from equipoise.spark_jobs.report.queries import Queries, extent, opened
 from equipoise.spark_jobs.sources.beginnings import replacing
-from equipoise.spark_jobs.streams.causes import spark_failed
-from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone, ArchiveInUse
-from equipoise.spark_jobs.streams.interrupts import interruptible
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import (
     ArchiveOptions,
     AuditOptions,
@@ -33,25 +27,7 @@ from equipoise.spark_jobs.streams.options import (
     Screen,
     default_archive,
 )
-from equipoise.spark_jobs.streams.session import spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-JOB: Final = "report"
-
-# For a failed task Spark reports a file URL. For a file missing at planning time it reports a plain
-# path.
-_find_unread: Final = re.compile(
-    r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)"
-).search
-_find_not_found: Final = re.compile(
-    r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)"
-).search
-_find_causes: Final = re.compile(
-    r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE
-).findall
-_without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
+from equipoise.spark_jobs.tables.reading import Tables
 
 
 def run_report(options: ReportOptions, screen: Screen) -> int:
@@ -59,15 +35,12 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     fail because of them.
 
     With `log_url`, archive and audit the log to its end first. Raises `NotFound`, `OperatorError`,
-    and what `run_archive`, `run_audit`, `made_report` and `spark_session` raise.
+    and what `run_archive`, `run_audit` and `made_report` raise.
     """
     _check_writable(options.out)
-    archive = Archive(_archive_of(options, screen))
-    spark = spark_session("equipoise report", master=options.master, note=screen.note)
-    screen.note(f"reading {archive.path}")
-    report = interruptible(
-        partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs
-    ).result()
+    archive = _archive_of(options, screen)
+    screen.note(f"reading {archive}")
+    report = made_report(options, archive)
     screen.note("drawing")
     zone = _zone(report)
     drawn = plots(report, zone)
@@ -89,65 +62,36 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     return 0
 
 
-def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
-    """Return the figures of the requested period. Start again if a file was compacted meanwhile.
+def made_report(options: ReportOptions, path: Path) -> Report:
+    """Return the figures of the requested period of the archive at `path`.
 
-    Raises `ArchiveDamaged`, which names the file, and `PeerError`.
+    Raises `NotFound`, and `ArchiveDamaged`, which names the file.
     """
-
-    def read() -> Report:
-        with _failures_named(archive.path):
-            return _read_report(archive, spark, options)
-
-    return read_again(read)
-
-
-def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
-    held = extent(archive, spark)
-    period = period_shown(held, options.from_ms, options.to_ms)
+    archive = Archive(path)
     archived, audited = archive.manifest("archive"), archive.manifest("audit")
     manifest = archived or audited
     assert manifest is not None, "an archive has a manifest"
-    about = Report(
-        archive=str(archive.path),
-        url=manifest.url,
-        held=held,
-        period=period,
-        is_archived=archived is not None,
-        is_audited=audited is not None,
-    )
-    if period is None:
-        return about
-    with closing(Queries(archive, spark, period)) as queries:
-        return queries.filled(about)
+    with _failures_named(path), opened(Tables(path)) as db:
+        held = extent(db)
+        period = period_shown(held, options.from_ms, options.to_ms)
+        about = Report(
+            archive=str(path),
+            url=manifest.url,
+            held=held,
+            period=period,
+            is_archived=archived is not None,
+            is_audited=audited is not None,
+        )
+        return about if period is None else Queries(db, period).filled(about)
 
 
 @contextmanager
 def _failures_named(archive: Path) -> Iterator[None]:
-    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and
-    `PeerError` for all other Spark errors.
-    """
+    """Raise `ArchiveDamaged` for an unreadable file. DuckDB names it."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
-        # PySpark raises the first if it knows the error's Java class, else the second.
-        raise _named(archive, str(error)) from error
-
-
-def _named(archive: Path, message: str) -> EquipoiseError:
-    not_found, unread = _find_not_found(message), _find_unread(message)
-    if not_found is not None:
-        return ArchiveFileGone(archive=str(archive), file=f"/{not_found['path']}")
-    if unread is None:
-        return spark_failed(JOB, _without_call.sub("", message))
-    file = f"/{unquote(unread['address'])}"
-    if unread["how"] == "FILE_NOT_EXIST":
-        return ArchiveFileGone(archive=str(archive), file=file)
-    causes = _find_causes(message)
-    return ArchiveDamaged(
-        archive=str(archive),
-        problem=f"its file {file} cannot be read{f': {causes[-1]}' if causes else ''}",
-    )
+    except (pa.ArrowException, duckdb.InvalidInputException) as error:
+        raise ArchiveDamaged(archive=str(archive), problem=str(error)) from error
 
 
 def _archive_of(options: ReportOptions, screen: Screen) -> Path:

@@ -47,9 +47,7 @@ def audited(recording: Path) -> tuple[int, list[str]]:
     return run_pulsar(options, Screen(result=said.append, note=lambda _line: None)), said
 
 
-def test_a_recording_becomes_an_archive_and_a_page(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path: Path) -> None:
     """The second run, of a recording that goes on with two faults, replaces what the first one
     wrote.
     """
@@ -77,9 +75,7 @@ def test_a_recording_becomes_an_archive_and_a_page(
 
     archive = Archive(recording.with_suffix(".archive"))
     assert list(range(471)) == archive.table(Table.RECORDS)["offset"].to_pylist()
-    report = made_report(archive, spark, ReportOptions(out=page, archive=archive.path))
-    # Spark needs 10 s for it.
-    monkeypatch.setattr("equipoise.spark_jobs.report.job.made_report", lambda *_: report)
+    report = made_report(ReportOptions(out=page), archive.path)
     assert 0 == run_report(
         ReportOptions(out=page, archive=archive.path),
         Screen(result=lambda _line: None, note=lambda _line: None),

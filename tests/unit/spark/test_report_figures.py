@@ -4,11 +4,9 @@ that it writes.
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from typing import TYPE_CHECKING
 
 import orjson
 import pytest
@@ -20,7 +18,6 @@ from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
-from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.report.figures import (
     BINS,
     Broken,
@@ -32,20 +29,16 @@ from equipoise.spark_jobs.report.figures import (
     SplitOrMerge,
 )
 from equipoise.spark_jobs.report.job import made_report, run_report
-from equipoise.spark_jobs.report.queries import Queries
+from equipoise.spark_jobs.report.queries import Queries, opened
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
-from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
-from equipoise.spark_jobs.streams.options import CompactOptions, ReportOptions, Screen
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged
+from equipoise.spark_jobs.streams.options import ReportOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
 from tests.channels.folding import NAMESPACE, Channel, channel_with
 from tests.spark.archived import LOG, URL, as_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 BEGAN_MS = 1_763_769_599_000
 """A second before midnight (UTC), so that the story lies in two days."""
@@ -162,11 +155,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, archive: Path) -> Report:
+def report(archive: Path) -> Report:
     """Return the figures of the whole story."""
-    return made_report(
-        Archive(archive), spark, ReportOptions(out=Path("unused.html"), archive=archive)
-    )
+    return made_report(ReportOptions(out=Path("unused.html")), archive)
 
 
 def test_ownerships_and_time_without_a_server(report: Report) -> None:
@@ -251,7 +242,7 @@ def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> N
     ]
 
 
-def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_broker_that_reports_in_time_is_not_silent(tmp_path: Path) -> None:
     """Two brokers report every 5 s for 2 minutes. One of them is silent for 60 s."""
     times = {
         "b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90],
@@ -270,12 +261,8 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     ]
     with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
         sink.write(0, as_rows(sequence.feed(loads)))
-    with closing(
-        Queries(
-            Archive(tmp_path / "archive"), spark, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)
-        )
-    ) as queries:
-        cpu = queries.cpu()
+    with opened(Tables(tmp_path / "archive")) as db:
+        cpu = Queries(db, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)).cpu()
     assert ("b1", "b2") == cpu.brokers
     (silent, healthy), columns = cpu.rows, 117_001 // 5_000
     assert [columns] * 2 == [len(silent), len(healthy)]
@@ -285,65 +272,16 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     ]
 
 
-class CompactedMeanwhile(Archive):
-    """An archive that is compacted after Spark planned to read its files."""
-
-    def frame(
-        self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9"
-    ) -> DataFrame:
-        """Return a frame of files that are gone."""
-        frame = super().frame(spark, table, first_day=first_day, last_day=last_day)
-        if table is Table.TRANSITIONS:
-            run_compact(CompactOptions(archive=self.path), SILENT)
-        return frame
-
-
-def test_an_archive_may_be_compacted_during_a_report(
-    spark: SparkSession, archive: Path, report: Report, tmp_path: Path
-) -> None:
-    """The figures stay the same."""
-    path = copytree(archive, tmp_path / "archive")
-    files = len(Archive(path).files(Table.TRANSITIONS))
-    made = made_report(
-        CompactedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path)
-    )
-    assert len(Archive(path).files(Table.TRANSITIONS)) < files
-    assert replace(report, archive=str(path)) == made
-
-
-class Lost(Archive):
-    """An archive that lists files which do not exist."""
-
-    def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
-        """Return the files, each with another name."""
-        return tuple(
-            path.with_stem("lost")
-            for path in super().files(table, first_day=first_day, last_day=last_day)
-        )
-
-
-def test_an_unreadable_file_is_named(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
-    """So is a missing one. The error states what to do."""
+def test_an_unreadable_file_is_named(archive: Path, tmp_path: Path) -> None:
+    """The error states what to do."""
     path = copytree(archive, tmp_path / "an archive")
-    options = ReportOptions(out=Path("unused.html"), archive=path)
-    with pytest.raises(
-        ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"
-    ):
-        made_report(Lost(path), spark, options)
-    file = Archive(path).files(Table.RECORDS)[0]  # The first table that a report reads.
+    file = Archive(path).files(Table.RECORDS)[0]
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(
-        ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"
-    ):
-        made_report(Archive(path), spark, options)
-    file.write_bytes(b"")
-    with pytest.raises(
-        ArchiveDamaged, match=rf"its file {file} has no bytes; restore it from a copy"
-    ):
-        made_report(Archive(path), spark, options)
+    with pytest.raises(ArchiveDamaged, match=rf"{file}.*; restore it from a copy"):
+        made_report(ReportOptions(out=Path("unused.html")), path)
 
 
-def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
     """It begins where the one before it ended: the checkpoint was lost between two steps of a
     move.
     """
@@ -358,16 +296,17 @@ def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
         with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
             sink.write(0, as_rows(sequence.feed(arrivals)))
-    with closing(Queries(Archive(tmp_path), spark, PERIOD)) as queries:
-        served = next(lane for lane in queries.lanes().shown if lane.bundle == LEFT_HALF)
+    with opened(Tables(tmp_path)) as db:
+        served = next(
+            lane for lane in Queries(db, PERIOD).lanes().shown if lane.bundle == LEFT_HALF
+        )
     assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [
         (each.broker, each.from_ms, each.to_ms) for each in served.ownerships
     ]
 
 
-def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+def test_a_page_of_a_part(archive: Path, tmp_path: Path) -> None:
     """The job writes the page and its pictures, and prints the figures as JSON."""
-    assert spark.sparkContext.defaultParallelism > 0
     out, printed = tmp_path / "page.html", list[str]()
     options = ReportOptions(out=out, archive=archive, from_ms=at(12), to_ms=at(15), as_json=True)
     assert 0 == run_report(options, Screen(result=printed.append, note=list[str]().append))
@@ -384,9 +323,8 @@ def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) ->
     ]
 
 
-def test_a_report_of_nothing(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+def test_a_report_of_nothing(archive: Path, tmp_path: Path) -> None:
     """There is no archive, no folder for the page, no record, or none in the period."""
-    assert spark.sparkContext.defaultParallelism > 0
     screen, out = Screen(result=list[str]().append, note=list[str]().append), tmp_path / "page.html"
     with pytest.raises(NotFound, match="there is no archive"):
         run_report(ReportOptions(out=out, archive=tmp_path), screen)
