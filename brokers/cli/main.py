@@ -70,6 +70,10 @@ GROUPS: Final = {
         "equipoise.brokers.cli.commands.channel_commands",
         "Read the log, show a bundle's history, verify everything.",
     ),
+    "audit": (
+        "equipoise.brokers.cli.commands.history_commands:audit_app",
+        "Check every record of a channel as it arrives.",
+    ),
     "rights": (
         "equipoise.brokers.cli.commands.policy_commands:rights",
         "Grant roles rights in the cluster, and list who may do what.",

@@ -110,11 +110,16 @@ class KeyedProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Check all facts of one subject in one batch."""
         stored = StoredAudit(key[0], self._value, self._handle)
-        facts = [
-            (parse_fact(body), ordinal)
-            for frame in rows
-            for body, ordinal in zip(frame["body"], frame["ordinal"], strict=True)
-        ]
+        facts: list[tuple[Fact, int]] = []
+        for frame in rows:
+            is_reach = frame["table"] == Table.REACH.value
+            if is_reach.any():
+                yield frame[is_reach]
+                frame = frame[~is_reach]  # noqa: PLW2901 - the rest of it
+            facts += (
+                (parse_fact(body), ordinal)
+                for body, ordinal in zip(frame["body"], frame["ordinal"], strict=True)
+            )
         facts.sort(key=_place)
         findings = [finding for fact, _ in facts for finding in stored.audit.check(fact)]
         stored.save()

@@ -25,7 +25,7 @@ from pyspark.storagelevel import StorageLevel
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.spark_jobs.archive.tables.schema import WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
-from equipoise.spark_jobs.audit.job import PRINTED_MAX, lines
+from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, lines
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding

@@ -6,12 +6,23 @@ memory does not depend on the sizes of records.
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Collection
-from typing import Final, NamedTuple, Protocol
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple, Protocol, Self
 
-from equipoise.channel.core.errors import LogUnavailable, invalid_log_url
+from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
+    LogReplaced,
+    LogStorageFull,
+    LogUnavailable,
+    PeerError,
+    invalid_log_url,
+)
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.side_log import SideLog, SideLogUnavailable
 from equipoise.channel.kafka.settings import HEADER_KEY, address_of, without_secrets
@@ -273,3 +284,91 @@ def beside(
             found.append(Arrival(source.value, each.position, max(each.at_ms, 0), each.value))
             position = each.position + 1
     return found, position
+
+
+STEP_MS: Final = 100
+"""Time between two reads at the end of the log: ten a second, so that a finding is 0.1 s late at
+most and an idle log costs nothing."""
+
+WAIT_MS: Final = 500
+"""Longest wait for an entry of the channel. Notes that come without one wait as long."""
+
+AWAY_S_MAX: Final = 900
+"""How long a process waits for its log: longer than Kafka takes to restart."""
+
+_RETRY_S: Final = 0.5
+_AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, SideLogUnavailable)
+"""What passes once the log is back. A caller error: no log is there (yet)."""
+
+
+class Tail:
+    """Read a log to its end, or live, over its outages.
+
+    As a context manager it releases the log.
+    """
+
+    def __init__(
+        self, url: str, *, identity: str, to_end: bool, sources: Collection[Source] = tuple(Source)
+    ) -> None:
+        """Open the log. With `to_end` nothing is read that comes later.
+
+        Raises as `open_reading`.
+        """
+        self._open = partial(open_reading, url, sources=sources, identity=identity)
+        self._reading: Reading | None = self._open()
+        self._until = self._reading.ends() if to_end else None
+        self._read_s = self._answered_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._close()
+
+    def after(self, position: Positions) -> Batch | None:
+        """Return the next batch from `position`; after `WAIT_MS` an empty one; None at the end.
+
+        Raises `PeerError` once the log has been away for `AWAY_S_MAX`, and what `Reading` raises.
+        """
+        try:
+            reading = self._reading = self._reading or self._open()
+            if self._until is None:
+                time.sleep(max(0.0, self._read_s + STEP_MS / 1_000 - time.monotonic()))
+            batch = self._some(reading, position)
+        except _AWAY as error:
+            self._close()
+            now_s = time.monotonic()
+            self._answered_s = self._answered_s or now_s
+            if now_s - self._answered_s > AWAY_S_MAX:
+                raise PeerError(
+                    f"the log was away for {AWAY_S_MAX} s: {error}; start again once it is back: it"
+                    " continues where it stopped"
+                ) from error
+            time.sleep(_RETRY_S)
+            return Batch([], dict(position))
+        self._answered_s = 0.0
+        return batch
+
+    def _some(self, reading: Reading, position: Positions) -> Batch | None:
+        batch = reading.batch(position, until=self._until)
+        if not batch.arrivals and self._until is None:
+            reading.wait(batch.ends[_CHANNEL], timeout_ms=WAIT_MS)
+            batch = reading.batch(batch.ends)
+        # A full batch means that more is there already: read on at once.
+        is_full = len(batch.arrivals) >= ENTRIES_MAX
+        self._read_s = 0.0 if is_full else time.monotonic()
+        is_over = self._until is not None and not batch.arrivals
+        return None if is_over and batch.ends == dict(position) else batch
+
+    def end(self) -> int | None:
+        """Return the last offset of the log now; None if it does not answer."""
+        with suppress(EquipoiseError):
+            self._reading = self._reading or self._open()
+            return self._reading.log.end()
+        return None
+
+    def _close(self) -> None:
+        if self._reading is not None:
+            with suppress(EquipoiseError, OSError, sqlite3.Error):
+                self._reading.close()
+        self._reading = None

@@ -25,7 +25,10 @@ from equipoise.spark_jobs.rules.namespace import NamespaceMemory
 from equipoise.spark_jobs.rules.pulsar import BundleAudit as _PulsarRules  # noqa: F401
 from equipoise.spark_jobs.rules.rule import RULES, Finding, audit_broken
 
-__all__ = ("MEMORIES", "NO_OFFSET", "RULES", "SubjectAudit")
+__all__ = ("CHANNEL_RULES", "MEMORIES", "NO_OFFSET", "RULES", "SubjectAudit")
+
+CHANNEL_RULES: Final = tuple(name for name, rule in RULES.items() if not rule.source)
+"""The rules of our own channel. Pulsar's have a source."""
 
 NO_OFFSET: Final = 0
 """Offset of a check that failed in a timer, which belongs to no record."""

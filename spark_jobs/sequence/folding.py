@@ -134,6 +134,7 @@ class Folding:
         self.seen = FIRST_OFFSET - 1
         self.stopped: Raw | None = None
         self._is_stop_reported = False
+        self.begin = 0
         self._take_up(view)
 
     def standing(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class Folding:
             standing["is_stop_told"],
         )
         self._take_up(view)
-        self.begin = standing["begin"]
+        self.begin = int(standing["begin"])
 
     def _take_up(self, view: View) -> None:
         """Continue from a view, unless its format version is too new or its log is closed."""

@@ -49,8 +49,8 @@ FRAME_DDL: Final = "source STRING, offset BIGINT, at_ms BIGINT, value BINARY"
 
 
 class Table(StrEnum):
-    """The destination of a row. `FACTS` go to the keyed operators; all others are tables of the
-    archive.
+    """The destination of a row. `FACTS` go to the keyed operators, `REACH` (how far the audit has
+    come) to the driver; all others are tables of the archive.
     """
 
     FACTS = "facts"
@@ -70,6 +70,7 @@ class Table(StrEnum):
     GAPS = "gaps"
     LOADS = "loads"
     SERVING = "serving"
+    REACH = "reach"
 
 
 class Emitted(NamedTuple):

@@ -39,7 +39,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes
 from equipoise.channel.core.view import View
-from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.facts import Fact, Raw, parse_fact, subject
 from equipoise.spark_jobs.rules.membership.members import (
     Incarnations,
     Known,
@@ -131,6 +131,9 @@ class LogTime:
 STATE_KEY: Final = "sequence:"
 """Key of the state row with the sequence's own position."""
 
+REACH_ORDINAL: Final = 1 << 29
+"""Above the ordinals of a record's facts, and below those of notes."""
+
 SNAPSHOT_RECORDS: Final = 100_000
 """Records between two snapshots of an archive: about a second of folding, so that a long
 verification has many parts."""
@@ -193,6 +196,36 @@ class Sequence:
     def view(self) -> View:
         """The view of all that was folded. Read-only."""
         return self._folding.view
+
+    @property
+    def begin(self) -> int:
+        """The offset after which the channel is known; 0 if from its first record."""
+        return self._folding.begin
+
+    def reached(self, position: int) -> int:
+        """Return the last offset that was looked at, if all entries below the physical `position`
+        were fed. No entry counts after one at which the folding stopped for good.
+        """
+        view = self.view
+        return view.offset if self._folding.stopped is not None else position - 1 + view.base
+
+    def reach(self) -> Emitted:
+        """Return the row that tells the driver how far this sequence has come. It goes the way of
+        facts, so that it comes after all findings up to there.
+        """
+        audited = max(0, self.reached(self._folding.seen + 1))
+        body = {"audited": audited, "end": audited, "base": self.view.base}
+        return Emitted(
+            Table.REACH.value,
+            LOG,
+            audited,
+            REACH_ORDINAL,
+            self._time.now_ms,
+            None,
+            None,
+            None,
+            orjson.dumps(body),
+        )
 
     # --- the state ---
 
@@ -261,6 +294,23 @@ class Sequence:
                 # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
 
+    def facts(self, arrivals: Iterable[Arrival]) -> Iterator[Fact]:
+        """Yield the facts of these arrivals in the order of `feed`, for a host that checks them in
+        the same process. The sequence wants nothing but `Table.FACTS`.
+        """
+        for arrival in arrivals:
+            if arrival.source != _CHANNEL or arrival.offset < FIRST_OFFSET:
+                yield from (parse_fact(row.body or b"") for row in self.feed((arrival,)))
+                continue
+            _, offset, at_ms, value = arrival
+            events = self._time.advance(at_ms)
+            folded = self._folding.fold(offset, value or b"", events)
+            facts = self._facts(folded, offset, value, events, parsed(value or b""))
+            # A checker may store what it gets, so it must get what JSON can hold.
+            yield from map(_as_read, facts) if _may_be_deep(value) else facts
+            if folded is not None and folded.verdict.changes:
+                self._remember_gone(folded.verdict.changes)
+
     def _entry(self, arrival: Arrival) -> list[Emitted]:
         """Return the rows of one entry of the channel."""
         _, offset, at_ms, value = arrival
@@ -326,7 +376,20 @@ class Sequence:
         if self._wants_records and is_new:
             rows.append(self._record(folded, offset, value, raw))
         if self._membership is not None:
-            rows += self._facts(folded, offset, value, events, raw)
+            rows += (
+                Emitted(
+                    _FACTS,
+                    fact.subject,
+                    fact.offset,
+                    ordinal,
+                    fact.at_ms,
+                    None,
+                    None,
+                    None,
+                    fact_bytes(fact),
+                )
+                for ordinal, fact in enumerate(self._facts(folded, offset, value, events, raw))
+            )
         if folded is None:
             return rows
         changes = folded.verdict.changes
@@ -371,33 +434,21 @@ class Sequence:
         value: bytes | None,
         events: list[Raw],
         raw: Raw | None,
-    ) -> Iterator[Emitted]:
-        """Yield the facts of one entry: the events of the log, then the record's."""
-        at_ms = self._time.now_ms
+    ) -> list[Fact]:
+        """Return the facts of one entry: the events of the log, then the record's."""
         facts = [
             Fact(
                 subject=LOG,
                 source=_CHANNEL,
                 offset=offset + self.view.base,
-                at_ms=at_ms,
+                at_ms=self._time.now_ms,
                 after=event,
             )
             for event in events
         ]
         if folded is not None:
             facts += self._facts_of_record(folded, value, raw)
-        for ordinal, fact in enumerate(facts):
-            yield Emitted(
-                _FACTS,
-                fact.subject,
-                fact.offset,
-                ordinal,
-                at_ms,
-                None,
-                None,
-                None,
-                fact_bytes(fact),
-            )
+        return facts
 
     def _facts_of_record(
         self, folded: Folded, value: bytes | None, raw: Raw | None
@@ -444,6 +495,18 @@ class Sequence:
         for change in changes:
             if not isinstance(change, LevelChanged) and change.after is None:
                 self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
+
+
+BRACKETS_MAX: Final = 200
+"""Brackets in an entry that certainly fits into JSON, which nests at most 254 levels."""
+
+
+def _may_be_deep(value: bytes | None) -> bool:
+    return value is not None and value.count(b"[") + value.count(b"{") > BRACKETS_MAX
+
+
+def _as_read(fact: Fact) -> Fact:
+    return parse_fact(fact_bytes(fact))
 
 
 def known_in(view: View) -> tuple[Known, Mapping[str, tuple[int | None, int | None, str]]]:

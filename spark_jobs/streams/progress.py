@@ -23,7 +23,6 @@ from typing import Any, Final, Self, TypeVar
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -331,7 +330,7 @@ class StreamMetrics:
     `docs/reference/metrics.md` describes each one.
     """
 
-    def __init__(self, job: str, *, rules: Iterable[str] = ()) -> None:
+    def __init__(self, job: str, *, rules: Collection[str] = ()) -> None:
         """`rules` are the names of what the job may find."""
         self.registry = CollectorRegistry()
         self._ended_ms = _now_ms()
@@ -367,6 +366,12 @@ class StreamMetrics:
                 0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000
             )
         )
+        self._audited = self._end = None
+        if rules:
+            self._audited = gauge(
+                "audited_offset", "The offset up to which the audit has checked all records."
+            )
+            self._end = gauge("log_end_offset", "The last offset of the log, at that time.")
         self._restarts = counter(
             "restarts_total", "How often its stream failed and was started again."
         )
@@ -390,6 +395,12 @@ class StreamMetrics:
     def found(self, rule: str, count: int) -> None:
         """Count findings of one rule."""
         self._findings.labels(rule).inc(count)
+
+    def reached(self, *, audited: int, end: int) -> None:
+        """Set how far an audit has come."""
+        if self._audited is not None and self._end is not None:
+            self._audited.set(audited)
+            self._end.set(end)
 
     def missed(self, since_ms: int | None) -> None:
         """Set since when the log has not answered; None if it answers."""
@@ -480,6 +491,10 @@ class Watch:
         self._metrics.found(rule, count)
         if self._found is not None:
             self._found[rule] += count
+
+    def reached(self, *, audited: int, end: int) -> None:
+        """Show in the metrics how far an audit has come."""
+        self._metrics.reached(audited=audited, end=end)
 
     def restarted(self) -> None:
         """Count a restart of the stream."""
@@ -574,38 +589,6 @@ def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
             yield queue.get_nowait()
         except Empty:
             return
-
-
-class Follower:
-    """Report each batch of one start of a query to a `Watch`, by polling: Spark may call a listener
-    after the end.
-    """
-
-    def __init__(self, query: StreamingQuery, watch: Watch) -> None:
-        self._query = query
-        self._watch = watch
-        self._reported = -1
-        self._looked_at: str | None = None
-        self.has_waited = False
-        """Whether the sources have had nothing new for some seconds."""
-
-    def follow(self) -> None:
-        """Report the batches that ended since the last call; Spark keeps the last 100. Raise
-        Spark's error if the query failed.
-        """
-        last = self._query.lastProgress
-        if last is None or last.timestamp == self._looked_at:
-            return
-        self._looked_at = last.timestamp
-        for progress in self._query.recentProgress:
-            if "addBatch" not in progress.durationMs:
-                # Without new entries Spark sometimes reports the next batch, which has not run.
-                self.has_waited = True
-            elif progress.batchId > self._reported:
-                self._reported = progress.batchId
-                self._watch.batch(batch_done(progress.json))
-        if "addBatch" not in last.durationMs:
-            self._watch.idle()
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -28,14 +27,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from equipoise.channel.core.snapshot import to_bytes
-from equipoise.channel.log.open_log import open_log
-from equipoise.channel.snapshots.restore import beginning
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
+from equipoise.spark_jobs.streams.losses import lost
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -221,11 +218,18 @@ class SequentialProcessor(StatefulProcessor):
         gc.disable()
         try:
             yield from frames(
-                kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"]))
+                self._rows_of(
+                    kept.sequence, unpacked(pack for frame in rows for pack in frame["pack"])
+                )
             )
         finally:
             gc.enable()
         self._keep(kept)
+
+    def _rows_of(self, sequence: Sequence, arrivals: Iterator[Arrival]) -> Iterator[Emitted]:
+        yield from sequence.feed(arrivals)
+        if Table.FACTS in self._wants:
+            yield sequence.reach()
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
@@ -310,14 +314,3 @@ def _frame(chunk: list[Emitted]) -> pd.DataFrame:
             for (name, kind), values in columns
         }
     )
-
-
-# See `spark_jobs.sequence.folding.Lost`.
-def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001
-    """Answer `spark_jobs.sequence.folding.Lost` for the log at this URL.
-
-    Gaps occur only after a failed write, so it may open the log each time. The log's start only
-    rises: if it is not above `first` after the batch was read, nothing was lost.
-    """
-    with closing(open_log(log_url, create=False)) as log:
-        return None if log.start() <= first else to_bytes(beginning(log).reader.view)

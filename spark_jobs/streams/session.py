@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from equipoise.channel.core.errors import OperatorError, missing_extra
+from equipoise.channel.core.errors import CallerError, OperatorError, missing_extra
+from equipoise.channel.system.file_system import is_on_shared_file_system
 from equipoise.spark_jobs.streams.connector import connector_jars
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 
@@ -106,6 +107,20 @@ _NOISE: Final = (
 
 OUR_PACKAGE: Final = "equipoise"
 """The package to send to workers on machines where it is not installed."""
+
+
+def check_shared(folder: Path, master: str | None) -> None:
+    """Raise `CallerError` if the workers of the cluster `master` cannot reach `folder`, where a job
+    keeps its checkpoint.
+    """
+    if master is None or master.startswith("local") or is_on_shared_file_system(folder):
+        return
+    raise CallerError(
+        f"the checkpoint of this job would be in {folder.absolute()}, on a disk of this machine,"
+        f" and the workers of {master} would each keep a part of its state on a disk of their own:"
+        " it could not continue; name a folder that all machines share with --archive, or omit"
+        " --master"
+    )
 
 
 def spark_session(

@@ -22,7 +22,7 @@ from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerErr
 from equipoise.spark_jobs.streams.causes import Cause, cause_of, cause_of_error
 from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
-from equipoise.spark_jobs.streams.progress import Follower, Watch
+from equipoise.spark_jobs.streams.progress import Watch, batch_done
 from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE, driver_memory
 
 ATTEMPTS_MAX: Final = 3
@@ -188,6 +188,38 @@ def _sleep(seconds: float, check: Callable[[], None]) -> None:
 
 def _details(stream: Stream) -> Path:
     return stream.checkpoint.with_name(f"{stream.job}-failure.txt")
+
+
+class Follower:
+    """Report each batch of one start of a query to a `Watch`, by polling: Spark may call a listener
+    after the end.
+    """
+
+    def __init__(self, query: StreamingQuery, watch: Watch) -> None:
+        self._query = query
+        self._watch = watch
+        self._reported = -1
+        self._looked_at: str | None = None
+        self.has_waited = False
+        """Whether the sources have had nothing new for some seconds."""
+
+    def follow(self) -> None:
+        """Report the batches that ended since the last call; Spark keeps the last 100. Raise
+        Spark's error if the query failed.
+        """
+        last = self._query.lastProgress
+        if last is None or last.timestamp == self._looked_at:
+            return
+        self._looked_at = last.timestamp
+        for progress in self._query.recentProgress:
+            if "addBatch" not in progress.durationMs:
+                # Without new entries Spark sometimes reports the next batch, which has not run.
+                self.has_waited = True
+            elif progress.batchId > self._reported:
+                self._reported = progress.batchId
+                self._watch.batch(batch_done(progress.json))
+        if "addBatch" not in last.durationMs:
+            self._watch.idle()
 
 
 class _Run:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from equipoise.spark_jobs.plain.auditor import Auditor
 from tests.benchmarks.frame import machine, print_line
 from tests.injected.honest import honest, play
 from tests.simulation.scenario import SCENARIOS
-from tests.spark.spark_pipeline import Pipeline
 
 RECORDS: Final = 1_000_000
 SECONDS: Final = 60
@@ -54,7 +54,7 @@ class Audited:
 def audit(case: Case) -> Audited:
     """Play one run, and audit it."""
     run = play(honest(case.scenario, seconds=SECONDS), case.seed, evidence=case.evidence)
-    arrivals, pipeline = run.arrivals, Pipeline()
+    arrivals, pipeline = run.arrivals, Auditor()
     began = time.process_time()
     findings = [
         str(finding)

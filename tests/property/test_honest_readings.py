@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from equipoise.channel.core.log import FIRST_OFFSET
+from equipoise.spark_jobs.plain.auditor import Auditor
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import BEGAN_MS, Run, honest, play
-from tests.spark.spark_pipeline import Pipeline
 
 SECONDS = 20
 HOUR_MS = 3_600_000
@@ -30,7 +30,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def read_out_of_step(run: Run, ahead_ms: int) -> list[Finding]:
     """What is found where evidence is read so far ahead of the channel, or so far behind it."""
     ends = [*range(0, len(run.channel), BATCH), len(run.channel)]
-    pipeline, read = Pipeline(), 0
+    pipeline, read = Auditor(), 0
     found: list[Finding] = []
     for first, end in pairwise(ends):
         channel = run.channel[first:end]
@@ -62,7 +62,7 @@ def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
     ]
     serving = [each for each in run.serving if each.at_ms < quiet_ms]
     assert channel[-1].at_ms - channel[0].at_ms > hours * HOUR_MS
-    assert [] == list(Pipeline().feed([*channel, *serving]))
+    assert [] == list(Auditor().feed([*channel, *serving]))
 
 
 @pytest.mark.parametrize("hours", [0.5, 1.1, 3.0])
@@ -71,6 +71,6 @@ def test_evidence_may_come_hours_after_the_log_was_read(run: Run, hours: float) 
     later = Arrival(
         last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), b"{}"
     )
-    pipeline = Pipeline()
+    pipeline = Auditor()
     found = [*pipeline.feed([*run.channel, later]), *pipeline.feed(run.serving)]
     assert {"malformed"} >= {finding.rule for finding in found}

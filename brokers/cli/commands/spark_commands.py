@@ -7,7 +7,6 @@ The jobs are in `spark_jobs`, and print their own findings.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,15 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.commands.history_commands import (
+    ArchiveOption,
+    InFlightOption,
+    MetricsPortOption,
+    ToEndOption,
+    begin,
+    end,
+    screen,
+)
 from equipoise.brokers.cli.lab_commands import OURS, EveryOption, TraceOptions
 from equipoise.brokers.cli.moments import TimeCommand, moment
 from equipoise.brokers.cli.options import (
@@ -23,12 +31,10 @@ from equipoise.brokers.cli.options import (
     LogOption,
     StopOnEofOption,
     directory,
-    end_with_standard_input,
     file,
-    handle,
     pairs,
 )
-from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_line
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
@@ -40,7 +46,6 @@ from equipoise.spark_jobs.streams.options import (
     LabOptions,
     PulsarOptions,
     ReportOptions,
-    Screen,
     VerifyOptions,
     default_archive,
 )
@@ -48,22 +53,8 @@ from equipoise.spark_jobs.streams.session import check_extra
 
 app = group("Audit, archive and report a channel; run the laboratory.")
 
-_PORT_MAX: Final = 65_535
-_IN_FLIGHT_MAX_S_MAX: Final = 86_400
 _REPORT: Final = Path("equipoise-report.html")
 
-ArchiveOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        parser=directory,
-        help=(
-            "Folder of the archive.  [default: FILE.archive next to the log's file, or"
-            " TOPIC.archive]"
-        ),
-        show_default=False,
-    ),
-]
 ThereOption = Annotated[
     Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Folder of the archive.")
 ]
@@ -72,17 +63,6 @@ MasterOption = Annotated[
     typer.Option(
         metavar="URL",
         help="Spark cluster, as for spark-submit.  [default: this machine]",
-        show_default=False,
-    ),
-]
-ToEndOption = Annotated[bool, typer.Option("--to-end", help="Stop at the present end of the log.")]
-MetricsPortOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT",
-        min=0,
-        max=_PORT_MAX,
-        help="Serve Prometheus metrics on this port.",
         show_default=False,
     ),
 ]
@@ -119,31 +99,20 @@ def audit(
     log: LogOption,
     archive: ArchiveOption = None,
     to_end: ToEndOption = False,
-    in_flight_max: Annotated[
-        int,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            max=_IN_FLIGHT_MAX_S_MAX,
-            help="Report bundles that stay between two owners for longer.",
-        ),
-    ] = IN_FLIGHT_MAX_S,
+    in_flight_max: InFlightOption = IN_FLIGHT_MAX_S,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     results: Output,
 ) -> None:
-    """Check every record of a channel as it arrives, with an independent implementation of the
-    rules.
+    """Check every record of a channel in Spark: as `equipoise audit`, on all cores.
 
-    It prints findings, stores them in the archive's table `findings`, and publishes them on a topic
-    (Kafka) or in a table (SQLite) next to the log. Ctrl-C stops it, and the next run continues
-    there. With --to-end the exit code is 1 if this run found something.
+    It goes on where its own last run stopped. Use one of the two, not both, on one archive.
     """
     with _importing():
         from equipoise.spark_jobs.audit.job import run_audit
 
-    _begin(log, stop_on_eof=stop_on_eof)
+    begin(log, stop_on_eof=stop_on_eof)
     options = AuditOptions(
         log_url=log,
         archive=archive or default_archive(log),
@@ -153,7 +122,7 @@ def audit(
         in_flight_max_s=in_flight_max,
         as_json=results.as_json,
     )
-    _end(run_audit(options, _screen()))
+    end(run_audit(options, screen()))
 
 
 @app.command("archive")
@@ -190,7 +159,7 @@ def keep(
 
     if hold is not None and release is not None:
         raise typer.BadParameter("give --hold or --release, not both", param_hint="--release")
-    _begin(log, stop_on_eof=stop_on_eof)
+    begin(log, stop_on_eof=stop_on_eof)
     options = ArchiveOptions(
         log_url=log,
         archive=archive or default_archive(log),
@@ -201,15 +170,15 @@ def keep(
         release=release,
         as_json=results.as_json,
     )
-    _end(run_archive(options, _screen()))
+    end(run_archive(options, screen()))
 
 
 @app.command(cls=TimeCommand)
 def verify(
     *,
     archive: ThereOption,
-    begin: FromOption = None,
-    end: ToOption = None,
+    from_time: FromOption = None,
+    to_time: ToOption = None,
     master: MasterOption = None,
     results: Output,
 ) -> None:
@@ -219,8 +188,8 @@ def verify(
     with _importing():
         from equipoise.spark_jobs.verifying.job import run_verify
 
-    from_ms, to_ms = _span(begin, end)
-    _end(
+    from_ms, to_ms = _span(from_time, to_time)
+    end(
         run_verify(
             VerifyOptions(
                 archive=archive,
@@ -229,7 +198,7 @@ def verify(
                 master=master,
                 as_json=results.as_json,
             ),
-            _screen(),
+            screen(),
         )
     )
 
@@ -254,8 +223,8 @@ def report(
             show_default=False,
         ),
     ] = None,
-    begin: FromOption = None,
-    end: ToOption = None,
+    from_time: FromOption = None,
+    to_time: ToOption = None,
     out: Annotated[
         Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")
     ] = _REPORT,
@@ -273,9 +242,9 @@ def report(
         log = os.environ.get(LOG_VARIABLE)
     if (archive is None) == (log is None):
         raise typer.BadParameter("give one of --archive and --log", param_hint="--archive")
-    from_ms, to_ms = _span(begin, end)
+    from_ms, to_ms = _span(from_time, to_time)
     if log is not None:
-        _begin(log)
+        begin(log)
     options = ReportOptions(
         out=out,
         archive=archive,
@@ -285,7 +254,7 @@ def report(
         master=master,
         as_json=results.as_json,
     )
-    _end(run_report(options, _screen()))
+    end(run_report(options, screen()))
 
 
 @app.command()
@@ -322,12 +291,12 @@ def pulsar(
         from equipoise.spark_jobs.audit.pulsar import run_pulsar
 
     into = archive or Path(f"{recording}.archive")
-    _end(
+    end(
         run_pulsar(
             PulsarOptions(
                 recording=recording, archive=into, master=master, as_json=results.as_json
             ),
-            _screen(),
+            screen(),
         )
     )
 
@@ -340,7 +309,7 @@ def compact(*, archive: ThereOption, results: Output) -> None:
     with _importing():
         from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
-    _end(run_compact(CompactOptions(archive=archive, as_json=results.as_json), _screen()))
+    end(run_compact(CompactOptions(archive=archive, as_json=results.as_json), screen()))
 
 
 @app.command()
@@ -413,7 +382,7 @@ def lab(
         master=master,
         as_json=results.as_json,
     )
-    _end(run_lab(options, _screen()))
+    end(run_lab(options, screen()))
 
 
 @app.command()
@@ -423,7 +392,7 @@ def jars() -> None:
     """
     from equipoise.spark_jobs.streams.connector import connector_jars
 
-    for path in connector_jars(note=_screen().note):
+    for path in connector_jars(note=screen().note):
         print_line(str(path))
 
 
@@ -452,25 +421,3 @@ def _importing() -> Iterator[None]:
     with delayed_interrupts():
         check_extra()
         yield
-
-
-def _begin(log: str, *, stop_on_eof: bool = False) -> None:
-    """Check the log before a job, so that its errors are reported as in all commands and before
-    Spark's slow start.
-    """
-    with handle(log):
-        pass
-    if stop_on_eof:
-        end_with_standard_input()
-
-
-def _screen() -> Screen:
-    return Screen(
-        result=print_line, note=lambda line: typer.echo(line, err=True), is_live=sys.stderr.isatty()
-    )
-
-
-def _end(found: int) -> None:
-    """Exit with the code for this number of findings."""
-    if found:
-        raise typer.Exit(ExitCode.REFUSED)

@@ -187,6 +187,10 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "tokens show": "{token} --json",
     "tokens validate": "{token} --secret-key {secret} --claim sub --audience shop --json",
+    "audit": (
+        "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --metrics-port 0"
+        " --stop-on-eof --json"
+    ),
     "spark audit": (
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"

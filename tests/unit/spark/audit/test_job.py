@@ -11,10 +11,11 @@ import pytest
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
-from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, summary, taker
+from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings
+from equipoise.spark_jobs.audit.job import JOB, taker
+from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, summary
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.rows import Emitted, Table
@@ -71,10 +72,10 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
     said: list[str] = []
     out = Away(refusals=2)
     with (
-        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        open_findings(tmp_path, log=LOG, url=URL) as table,
         watching(JOB, Screen(result=said.append, note=lambda _line: None), rules=RULES) as watch,
     ):
-        take = taker(sink, out, watch, log=URL, as_json=False)
+        take = taker(table, out, watch, log=URL, as_json=False)
         for _ in range(2):
             with pytest.raises(PeerError, match="it is read-only"):
                 take(0, rows())
@@ -82,9 +83,9 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
         take(0, rows())
         assert ([FOUND], 1) == (out.taken, watch.findings.total())
-        assert "audited 0 entries: 1 finding (hole 1); the archive holds 2 older" == summary(
-            watch, 2
-        )
+        said_last = summary(Reach(audited=3, end=9), watch, 2)
+        older = "the archive holds 2 older"
+        assert f"audited up to 3 of 9: 1 finding (hole 1) in 0 entries; {older}" == said_last
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (
         said,
         Archive(tmp_path).table(Table.FINDINGS).num_rows,
@@ -95,10 +96,10 @@ def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        open_findings(tmp_path, log=LOG, url=URL) as table,
         watching(JOB, screen, rules=RULES) as watch,
     ):
-        taker(sink, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
+        taker(table, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
@@ -112,21 +113,21 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        open_findings(tmp_path, log=LOG, url=URL) as table,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
-        taker(sink, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
+        taker(table, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
     assert lines == len(said)
 
 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
     with (
-        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        open_findings(tmp_path, log=LOG, url=URL) as table,
         watching(JOB, screen, rules=RULES) as watch,
     ):
-        take = taker(sink, Away(refusals=0), watch, log=URL, as_json=False)
+        take = taker(table, Away(refusals=0), watch, log=URL, as_json=False)
         for number in range(3 * FILES_MAX):
             take(number, rows(number))
     archive = Archive(tmp_path)
@@ -138,14 +139,14 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
     with (
-        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        open_findings(tmp_path, log=LOG, url=URL) as table,
         watching(JOB, screen, rules=RULES) as watch,
     ):
-        assert (0, "audited 0 entries: no findings") == (
+        assert (0, "audited nothing of 9 offsets: no findings in 0 entries") == (
             kept_findings(tmp_path, notes.append),
-            summary(watch, 0),
+            summary(Reach(audited=0, end=9), watch, 0),
         )
-        taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
+        taker(table, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (file,) = Archive(tmp_path).files(Table.FINDINGS)
         file.write_bytes(b"no Parquet")

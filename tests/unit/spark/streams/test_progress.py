@@ -17,7 +17,6 @@ from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import (
     WINDOW_MS,
     BatchDone,
-    Follower,
     Rate,
     StreamMetrics,
     Watch,
@@ -25,6 +24,7 @@ from equipoise.spark_jobs.streams.progress import (
     progress_line,
     size,
 )
+from equipoise.spark_jobs.streams.streams import Follower
 
 OF_KAFKA = {
     "batchId": 7,

@@ -19,7 +19,8 @@ from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
-from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost, pack
+from equipoise.spark_jobs.streams.losses import lost
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, pack
 from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.folding import channel_with
 from tests.channels.walk import Walk
@@ -113,8 +114,9 @@ class Worker:
         return rows
 
     def run(self, batch: list[Arrival]) -> list[Emitted]:
-        """Feed a batch, and commit it."""
-        rows = self.attempt(batch)
+        """Feed a batch, and commit it. The last row tells how far the operator has come."""
+        *rows, reach = self.attempt(batch)
+        assert (Table.REACH, max(arrival.offset for arrival in batch)) == reach[:3:2]
         self.state.commit()
         return rows
 

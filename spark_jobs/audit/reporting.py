@@ -1,0 +1,110 @@
+"""Report findings, and how far an audit has come: the texts of both hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import Finding, command_on
+from equipoise.spark_jobs.sources.beginnings import replacing
+from equipoise.spark_jobs.streams.progress import Watch
+
+PRINTED_MAX: Final = 50
+"""Findings of one batch to print for people, so that a log full of garbage does not hide the first
+ones. JSON output has all."""
+
+REACH_FILE: Final = "audited.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far an audit has come: it checked all records up to the offset `audited` that it could
+    read, and the log ended at the offset `end` then. `base` is the channel's
+    (`channel.core.view.View`).
+    """
+
+    audited: int
+    end: int
+    base: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the audit has looked at all of the log."""
+        return self.audited >= self.end
+
+    def __str__(self) -> str:
+        """Return the beginning of a verdict."""
+        if self.audited <= 0:
+            return f"audited nothing of {max(self.end, 0):,} offsets"
+        return f"audited up to {self.audited:,} of {self.end:,}"
+
+    def keep(self, archive: Path) -> None:
+        """Write it for readers of the archive. Raises `OSError`."""
+        with replacing(archive / REACH_FILE, part=archive / f".{REACH_FILE}.part") as file:
+            file.write(orjson.dumps(self, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def reach_in(archive: Path) -> Reach | None:
+    """Return how far the audit of an archive has come; None if that is not known."""
+    try:
+        return Reach(**orjson.loads((archive / REACH_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def print_findings(
+    found: Sequence[Finding], watch: Watch, *, archive: Path, log: str, as_json: bool
+) -> None:
+    """Print the findings of one batch, and count them."""
+    for each in found:
+        watch.found(each.rule, 1)
+    if as_json:
+        for each in found:
+            document = replace(each, command=command_on(log, each.command)).to_bytes()
+            watch.say(document.decode())
+        return
+    for each in found[:PRINTED_MAX]:
+        for line in lines(each, log=log):
+            watch.say(line)
+    if len(found) > PRINTED_MAX:
+        watch.say(
+            f"{len(found) - PRINTED_MAX:,} more findings in this batch: see {archive / 'findings'}"
+        )
+
+
+def lines(finding: Finding, *, log: str) -> Iterator[str]:
+    """Yield the lines of a finding for people."""
+    kind, _, name = finding.subject.partition(":")
+    of = f"{kind} {name}" if name else f"the {kind}"
+    yield (
+        f"{RULES[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}:"
+        f" {finding.text}"
+    )
+    yield f"  {command_on(log, finding.command)}"
+
+
+def summary(reach: Reach, watch: Watch, older: int) -> str:
+    """Return the last line of a run, for people."""
+    findings: Mapping[str, int] = watch.findings
+    rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(findings.items()))
+    total = watch.findings.total()
+    found = f"{total:,} finding{'' if total == 1 else 's'} ({rules})" if findings else "no findings"
+    before = f"; the archive holds {older:,} older" if older else ""
+    return f"{reach}: {found} in {watch.rows:,} entries{before}"
+
+
+def verdict(reach: Reach, watch: Watch) -> str:
+    """Return the last line of a run, as JSON."""
+    document = {
+        "audited": reach.audited,
+        "end": reach.end,
+        "is_whole": reach.is_whole,
+        "entries": watch.rows,
+        "findings": watch.findings.total(),
+    }
+    return orjson.dumps(document).decode()

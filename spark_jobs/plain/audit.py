@@ -1,0 +1,254 @@
+"""Audit a channel in one small process beside the brokers, live, each finding exactly once.
+
+1. A batch with findings is committed to the state file, with the findings, before anybody sees
+   them.
+2. The findings are printed, stored and published, then forgotten by the state file.
+
+After a crash the process continues at the last commit, and delivers what is still there. The table
+and the log of findings recognise what they have already.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Final
+
+from equipoise.channel.core.errors import EquipoiseError, PeerError
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
+from equipoise.spark_jobs.audit.findings_table import FindingsTable, kept_findings, open_findings
+from equipoise.spark_jobs.audit.reporting import Reach, print_findings, summary, verdict
+from equipoise.spark_jobs.plain.auditor import Auditor
+from equipoise.spark_jobs.plain.reading import AWAY_S_MAX, Batch, Tail
+from equipoise.spark_jobs.plain.state import StateFile
+from equipoise.spark_jobs.rules.checkers import CHANNEL_RULES
+from equipoise.spark_jobs.rules.rule import parse_finding
+from equipoise.spark_jobs.sequence.rows import Source, Table
+from equipoise.spark_jobs.sources.beginnings import beginning_at
+from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
+from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
+from equipoise.spark_jobs.streams.losses import lost
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.progress import BatchDone, LookedAt, Watch, watching
+
+JOB: Final = "audit"
+
+STATE_FILE: Final = "audit.state"
+
+STATE_VERSION: Final = 1
+"""Raise it with every change that makes existing state files unusable."""
+
+COMMIT_S: Final = 5.0
+"""Time between two commits without findings: what a crash makes the next run read again."""
+
+_RETRY_S: Final = 1.0
+
+
+def run_audit(options: AuditOptions, screen: Screen) -> int:
+    """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made;
+    at the end of a log that it could not audit to its end, at least 1.
+
+    Raise the errors of `open_log`, `beginning_at`, `open_findings` and `StateFile`, those of
+    `watching` and `Tail`, and `PeerError` if findings cannot be delivered for `AWAY_S_MAX`.
+    """
+    url = options.log_url
+    with closing(open_log(url, create=False)) as log:
+        name, identity = log.name, log.identity
+    with (
+        open_findings(options.archive, log=identity, url=url) as table,
+        closing(
+            StateFile(
+                options.archive / STATE_FILE,
+                version=STATE_VERSION,
+                log=identity,
+                remedy=WITHOUT_CHECKPOINT[JOB],
+            )
+        ) as state,
+        Tail(url, identity=identity, to_end=options.to_end) as tail,
+        watching(
+            JOB,
+            screen,
+            log=LookedAt.at(name, url),
+            metrics_port=options.metrics_port,
+            rules=CHANNEL_RULES,
+        ) as watch,
+    ):
+        run = _Run(options, log=name, state=state, tail=tail, table=table, watch=watch)
+        with delayed_interrupts() as check:
+            return run.to_its_end(check)
+
+
+class _Run:
+    """One run of the process."""
+
+    def __init__(
+        self,
+        options: AuditOptions,
+        *,
+        log: str,
+        state: StateFile,
+        tail: Tail,
+        table: FindingsTable,
+        watch: Watch,
+    ) -> None:
+        self._options = options
+        self._log = log
+        self._state = state
+        self._tail = tail
+        self._table = table
+        self._watch = watch
+        self._out = FindingsOut(options.log_url)
+        self._older = kept_findings(options.archive, watch.note)
+        self._pending = state.pending()
+        self._printed = -1
+        self._failed_s: float | None = None
+        self._retry_s = 0.0
+        self._batches = 0
+        self._committed_s = time.monotonic()
+        self._position: dict[str, int] = {}
+        self._auditor = self._begun()
+
+    def _begun(self) -> Auditor:
+        """Return the audit as of the last commit, or of the log's earliest place."""
+        beginning = None if self._state.positions else beginning_at(self._options.log_url)
+        auditor = Auditor(
+            begin=None if beginning is None else beginning.snapshot,
+            lost=partial(lost, self._options.log_url),
+            log=self._table.log,
+            in_flight_max_ms=1_000 * self._options.in_flight_max_s,
+        )
+        if beginning is None:
+            auditor.restore(self._state.rows())
+            self._position = dict(self._state.positions)
+        else:
+            self._position = dict(beginning.positions)
+        return auditor
+
+    def to_its_end(self, check: Callable[[], None]) -> int:
+        """Audit batch after batch. Return as `run_audit`. Raise what that raises, and what `check`
+        raises.
+        """
+        watch = self._watch
+        watch.note(self._start_note())
+        watch.note(
+            f"findings are printed here, and written to {self._options.archive / Table.FINDINGS},"
+            f" and {FINDINGS.name} {self._out.place}"
+        )
+        try:
+            while (batch := self._tail.after(self._position)) is not None:
+                self._take(batch)
+                check()
+            self._commit([])
+            while self._pending:
+                self._deliver()
+                check()
+        except KeyboardInterrupt:
+            self._commit([])
+            raise
+        finally:
+            watch.show()
+            reach = self._reach()
+            # A run that failed before its first entry has found out nothing.
+            if watch.rows or not isinstance(sys.exception(), EquipoiseError):
+                watch.note(summary(reach, watch, self._older))
+                if self._options.as_json:
+                    watch.say(verdict(reach, watch))
+        return watch.findings.total() or int(not reach.is_whole)
+
+    def _start_note(self) -> str:
+        if self._state.positions:
+            return f"auditing {self._log}, continued from the last run"
+        position = self._position[Source.CHANNEL]
+        if not self._auditor.sequence.begin:
+            return f"auditing {self._log} from its first record"
+        return f"auditing {self._log} from offset {position}, the first after its snapshot"
+
+    def _take(self, batch: Batch) -> None:
+        began_s = time.monotonic()
+        found: list[bytes] = []
+        if batch.arrivals:
+            try:
+                found = [each.to_bytes() for each in self._auditor.feed(batch.arrivals)]
+            except PeerError as error:  # The log went away in the midst of a batch.
+                self._watch.note(f"the batch is repeated: {error}")
+                self._auditor = self._begun()
+                time.sleep(_RETRY_S)
+                return
+        self._position = batch.ends
+        if found or time.monotonic() - self._committed_s >= COMMIT_S:
+            self._commit(found)
+        if self._pending:
+            self._deliver()
+        if batch.arrivals:
+            self._show(len(batch.arrivals), took_ms=round(1_000 * (time.monotonic() - began_s)))
+        else:
+            self._watch.idle()
+        self._watch.show()
+
+    def _show(self, rows: int, *, took_ms: int) -> None:
+        self._batches += 1
+        end = self._tail.end()
+        self._watch.batch(
+            BatchDone(
+                batch=self._batches,
+                rows=rows,
+                took_ms=took_ms,
+                behind=None if end is None else max(0, end + 1 - self._position[Source.CHANNEL]),
+                state_rows=self._auditor.state_rows,
+                state_bytes=self._state.path.stat().st_size,
+            )
+        )
+
+    def _reach(self) -> Reach:
+        sequence, end = self._auditor.sequence, self._tail.end()
+        audited = sequence.reached(self._position[Source.CHANNEL])
+        base = sequence.view.base
+        reach = Reach(audited=audited, end=audited if end is None else end + base, base=base)
+        self._watch.reached(audited=reach.audited, end=reach.end)
+        return reach
+
+    def _commit(self, found: list[bytes]) -> None:
+        self._state.commit(self._auditor.changed_rows(), self._position, found)
+        self._committed_s = time.monotonic()
+        if found:
+            self._pending.append((self._state.number, found))
+        self._reach().keep(self._options.archive)
+
+    def _deliver(self) -> None:
+        """Deliver what is pending. Try again later if somebody is away."""
+        if time.monotonic() < self._retry_s:
+            time.sleep(_RETRY_S / 10)
+            return
+        try:
+            for number, documents in self._pending:
+                self._deliver_one(number, documents)
+        except PeerError as error:
+            now_s = time.monotonic()
+            self._failed_s = self._failed_s or now_s
+            if now_s - self._failed_s > AWAY_S_MAX:
+                raise
+            self._watch.note(f"findings wait to be delivered: {error}")
+            self._retry_s = now_s + _RETRY_S
+            return
+        self._failed_s = None
+        self._state.delivered(self._pending[-1][0])
+        self._pending.clear()
+
+    def _deliver_one(self, number: int, documents: list[bytes]) -> None:
+        found = [parse_finding(each) for each in documents]
+        if number > self._printed:
+            # Before the rest, which may fail.
+            self._printed = number
+            print_findings(
+                found,
+                self._watch,
+                archive=self._options.archive,
+                log=self._log,
+                as_json=self._options.as_json,
+            )
+        self._table.append(number, found)
+        self._out.put(found)

@@ -1,0 +1,250 @@
+"""Tests of the audit in one process: what it finds, where it puts it, and that it goes on where it
+was, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.request import urlopen
+
+import orjson
+import pytest
+
+from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.side_log import SideLogUnavailable
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.free_ports import free_row
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.audit import findings_out
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
+from equipoise.spark_jobs.audit.findings_table import FindingsTable
+from equipoise.spark_jobs.audit.reporting import Reach, reach_in
+from equipoise.spark_jobs.plain import audit as plain_audit
+from equipoise.spark_jobs.plain import reading
+from equipoise.spark_jobs.plain.audit import run_audit
+from equipoise.spark_jobs.plain.state import StateFile
+from equipoise.spark_jobs.rules.rule import Finding
+from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.streams.errors import ArchiveInUse
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from tests.spark.spark_logs import WrittenStream
+
+BATCH = 100
+
+
+class Killed(BaseException):
+    """What ends a process in the midst of something."""
+
+
+@dataclass
+class Stage:
+    """A log with garbage in it, and an audit of it."""
+
+    folder: Path
+    results: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    injected: list[int] = field(default_factory=list)
+
+    @property
+    def options(self) -> AuditOptions:
+        """Options of an audit to the end of the log."""
+        return AuditOptions(
+            log_url=f"sqlite:{self.folder}/log", archive=self.folder / "archive", to_end=True
+        )
+
+    def write(self, *, records: int = 250, garbage: int = 2) -> None:
+        """Write a log, with garbage at the end of each part."""
+        with closing(open_log(self.options.log_url)) as log:
+            stream = WrittenStream(log, bundles=8, brokers=3)
+            for _ in range(garbage):
+                stream.go_on(records)
+                self.injected.append(stream.garbage())
+
+    def audit(
+        self,
+        options: AuditOptions | None = None,
+        *,
+        heard: Callable[[str], None] = lambda _: None,
+    ) -> int:
+        """Audit, and keep what is printed."""
+
+        def result(line: str) -> None:
+            self.results.append(line)
+            heard(line)
+
+        return run_audit(options or self.options, Screen(result=result, note=self.notes.append))
+
+    @property
+    def found(self) -> list[int]:
+        """The offsets of the findings in the archive."""
+        table = Archive(self.options.archive).table(Table.FINDINGS)
+        return sorted(table["offset"].to_pylist())
+
+    @property
+    def published(self) -> list[int]:
+        """The offsets of the findings beside the log."""
+        with closing(sqlite3.connect(f"{self.folder}/log.observations")) as connection:
+            documents = connection.execute("SELECT document FROM findings ORDER BY id").fetchall()
+        return [orjson.loads(document)["offsets"][-1] for (document,) in documents]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A log of six batches with two pieces of garbage."""
+    monkeypatch.setattr(reading, "ENTRIES_MAX", BATCH)
+    monkeypatch.setattr(plain_audit, "_RETRY_S", 0.01)
+    stage = Stage(tmp_path)
+    stage.write()
+    return stage
+
+
+def test_findings_are_printed_stored_published_and_counted(stage: Stage) -> None:
+    port, scraped = free_row(1), ""
+
+    def scrape(_line: str) -> None:
+        nonlocal scraped
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            scraped = answer.read().decode()
+
+    assert 2 == stage.audit(replace(stage.options, metrics_port=port), heard=scrape)
+    first, second = stage.injected
+    log = stage.options.log_url
+    assert stage.results[0].startswith(f"warning malformed at {first}, the log: ")
+    assert f"equipoise channel show {first} --log {log}" == stage.results[1].strip()
+    assert [first, second] == stage.found == stage.published
+    assert 'audit_findings_total{rule="malformed"} 2.0' in scraped
+    assert "pulsar" not in scraped
+    assert stage.notes[-1] == (
+        f"audited up to {second:,} of {second:,}: 2 findings (malformed 2) in {second:,} entries"
+    )
+
+
+def test_the_next_run_reads_only_what_is_new(stage: Stage) -> None:
+    stage.audit()
+    end = stage.injected[-1]
+    assert 0 == stage.audit()
+    assert stage.notes[-1] == (
+        f"audited up to {end:,} of {end:,}: no findings in 0 entries; the archive holds 2 older"
+    )
+    assert any("continued from the last run" in note for note in stage.notes)
+
+
+def test_json_ends_with_how_far_the_audit_came(stage: Stage) -> None:
+    stage.audit(replace(stage.options, as_json=True))
+    *findings, verdict = map(orjson.loads, stage.results)
+    end = stage.injected[-1]
+    assert stage.injected == [finding["offsets"][-1] for finding in findings]
+    assert verdict == {
+        "audited": end,
+        "end": end,
+        "is_whole": True,
+        "entries": end,
+        "findings": 2,
+    }
+    assert Reach(audited=end, end=end) == reach_in(stage.options.archive)
+
+
+@pytest.mark.parametrize("where", ["committed", "printed", "stored", "published"])
+def test_a_killed_process_goes_on_and_delivers_each_finding_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    def then_killed(deliver: Callable[..., None]) -> Callable[..., None]:
+        def delivered(*arguments: object) -> None:
+            deliver(*arguments)
+            raise Killed
+
+        return delivered
+
+    with monkeypatch.context() as patch:
+        if where == "committed":
+            patch.setattr(plain_audit, "print_findings", killed)
+        elif where == "printed":
+            patch.setattr(FindingsTable, "append", killed)
+        elif where == "stored":
+            patch.setattr(FindingsOut, "put", killed)
+        else:
+            patch.setattr(FindingsOut, "put", then_killed(FindingsOut.put))
+        with pytest.raises(Killed):
+            stage.audit()
+    assert 2 == stage.audit()
+    assert stage.injected == stage.found == stage.published
+
+
+def test_findings_wait_for_a_place_that_is_away(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, refusals = FindingsOut.put, iter([True, True])
+
+    def often_away(out: FindingsOut, findings: Sequence[Finding]) -> None:
+        if next(refusals, False):
+            raise SideLogUnavailable(FINDINGS, place="elsewhere", problem="it is read-only")
+        put(out, findings)
+
+    monkeypatch.setattr(findings_out.FindingsOut, "put", often_away)
+    assert 2 == stage.audit()
+    assert 4 == len(stage.results)
+    assert stage.injected == stage.found == stage.published
+    assert any("findings wait to be delivered" in note for note in stage.notes)
+
+
+def test_an_audit_that_is_interrupted_says_how_far_it_came(stage: Stage) -> None:
+    lines = iter(["first"])
+
+    def interrupt(_line: str) -> None:
+        if next(lines, None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stage.audit(heard=interrupt)
+    first, second = stage.injected
+    assert f"audited up to 300 of {second:,}: " in stage.notes[-1]
+    assert Reach(audited=300, end=second) == reach_in(stage.options.archive)
+    stage.audit()
+    assert [first, second] == stage.found
+
+
+def test_a_second_process_is_refused(stage: Stage) -> None:
+    options = stage.options
+    refused: list[str] = []
+
+    def again(_line: str) -> None:
+        with pytest.raises(ArchiveInUse) as error:
+            stage.audit()
+        refused.append(str(error.value))
+
+    run_audit(options, Screen(result=again, note=lambda _line: None))
+    assert "another process (audit) uses the archive" in refused[0]
+
+
+def test_a_log_that_cannot_be_audited_to_its_end_is_never_green(stage: Stage) -> None:
+    """Also not in the run after the one that found it out."""
+    with closing(open_log(stage.options.log_url)) as log:
+        stream = log.end()
+        genesis = orjson.loads(log.read(1, limit=1)[0].data)
+        log.append([b"%d" % stream], timeout_ms=1_000)
+    with closing(sqlite3.connect(f"{stage.folder}/log")) as connection, connection:
+        connection.execute("UPDATE log SET end_offset = end_offset + 5")
+    assert genesis["kind"] == "genesis"
+    assert 3 == stage.audit()
+    assert 1 == stage.audit()
+    end = stage.injected[-1] + 1
+    assert stage.notes[-1].startswith(f"audited up to {end:,} of {end + 5:,}: no findings in 0")
+
+
+def test_a_state_file_of_another_log_or_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with closing(StateFile(path, version=1, log="a", remedy="it begins anew")):
+        pass
+    for version, log, problem in ((2, "a", "its version is 1"), (1, "b", "belongs to the log a")):
+        with pytest.raises(OperatorError, match=problem):
+            StateFile(path, version=version, log=log, remedy="it begins anew")
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(OperatorError, match="remove it and start again: it begins anew"):
+        StateFile(path, version=1, log="a", remedy="it begins anew")
