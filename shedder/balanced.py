@@ -21,6 +21,9 @@ Theory of operation:
   further bundle can fill the gap.
 * A bundle moves only if the move would be right even if it weighed half as much again
   (`_WOBBLE_RATIO`). So a measurement with a smaller error does not bring it back.
+* A bundle that has moved lately rests: a smaller error of what it costs there does not move it on.
+  One whose load is another than when it moved does not rest, such as all of a cluster that had no
+  calls yet. Until its new broker reports it, it costs at least what it did.
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and
   again.
 * A broker with far too little is filled: one that has just joined, or has less than half of its
@@ -59,6 +62,7 @@ _FAR_RATIO: Final = 0.5
 # calls vary as much.
 _EQUAL_RATIO: Final = 0.15
 _WOBBLE_RATIO: Final = 0.50
+_OTHER: Final = 8  # A bundle that has moved and costs so many times as much, or as little, is new.
 _NOISES: Final = 1.6  # A difference of fewer standard errors is chance.
 # A smaller difference from the mean, as a share of the capacity, is not worth a pause. (A capacity
 # of 100 is one core, a cost of 1.)
@@ -81,8 +85,7 @@ class BalancedMemory:
 
     * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time.
     * `filling`: the brokers that are filled until they have their share.
-    * `costs`: what each bundle cost before it moved to fill a broker, as long as it rests. The
-      first reports of that broker do not have it, or only seconds of it.
+    * `costs`: what each bundle cost when it moved, as long as it rests.
     * `durations_ms`: of the last moves, from the request until the destination owned the bundle.
     """
 
@@ -129,11 +132,9 @@ class BalancedShedder(Policy):
 
     def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, BalancedMemory]:
         """See `Policy.plan`."""
-        known = _up_to_now(memory, snapshot)
-        brokers = [
-            _as_before(broker, known.costs)
-            for broker in sorted(snapshot.brokers, key=lambda broker: broker.broker)
-        ]
+        brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
+        known = _up_to_now(memory, snapshot, brokers)
+        brokers = [_as_moved(broker, known.costs) for broker in brokers]
         taking_part = [broker for broker in brokers if broker.barred is None]
         stays = [
             Stay(subject=broker.broker, reason=broker.barred)
@@ -141,7 +142,7 @@ class BalancedShedder(Policy):
             if broker.barred is not None
         ]
         cluster = _cluster_of(taking_part, settle_ratio=self.settle_ratio)
-        known = self._remember(brokers, known, cluster, snapshot.now_ms)
+        known = self._remember(known, cluster, snapshot.now_ms)
         deviation, moves = cluster.deviation, list[Move]()
         helped = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
         if helped:
@@ -151,8 +152,7 @@ class BalancedShedder(Policy):
             known = replace(
                 known,
                 churn=known.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
-                # What equal bundles cost may not be known yet, and they need no cost.
-                costs=known.costs if cluster.unit else {**known.costs, **cluster.filled},
+                costs={**known.costs, **_costs_of(moves, taking_part)},
             )
         budget = self._budget(cluster, known)
         stays += self._stays(cluster, moves)
@@ -163,7 +163,7 @@ class BalancedShedder(Policy):
             deviation=deviation,
             deviation_after=cluster.deviation,
             budget=budget,
-            fills=bool(cluster.filled),
+            fills=cluster.has_filled,
         )
         return plan, known
 
@@ -178,7 +178,6 @@ class BalancedShedder(Policy):
 
     def _remember(
         self,
-        brokers: Iterable[WeighedBroker],
         memory: BalancedMemory,
         cluster: _Cluster,
         now_ms: int,
@@ -191,17 +190,7 @@ class BalancedShedder(Policy):
                 load.is_new or load.broker in memory.filling or cluster.is_far_below(load)
             )
         filling = frozenset(load.broker for load in cluster.loads if load.fills)
-        costs = (
-            {
-                bundle.name: bundle.cost
-                for broker in brokers
-                for bundle in broker.bundles
-                if bundle.rests
-            }
-            if memory.costs
-            else {}
-        )
-        return replace(memory, churn=churn, churn_ms=now_ms, filling=filling, costs=costs)
+        return replace(memory, churn=churn, churn_ms=now_ms, filling=filling)
 
     def _moves(
         self,
@@ -332,27 +321,50 @@ class BalancedShedder(Policy):
                 )
 
 
-def _up_to_now(memory: object, snapshot: Snapshot) -> BalancedMemory:
-    """Return the memory with the moves that have ended since."""
+def _up_to_now(
+    memory: object, snapshot: Snapshot, brokers: Iterable[WeighedBroker]
+) -> BalancedMemory:
+    """Return the memory with the moves that have ended since, and what rests."""
     known = memory if isinstance(memory, BalancedMemory) else BalancedMemory()
     ended = (move.duration_ms for move in snapshot.since.ended)
     return replace(
         known,
         durations_ms=(*known.durations_ms, *ended)[-_DURATIONS_MAX:],
+        # What others have moved, such as a former leader, counts as it costs now.
+        costs={
+            bundle.name: known.costs.get(bundle.name, bundle.cost)
+            for broker in brokers
+            for bundle in broker.bundles
+            if bundle.rests
+        },
     )
 
 
-def _as_before(broker: WeighedBroker, costs: Mapping[str, float]) -> WeighedBroker:
-    """Return the broker with the former costs of resting bundles that have filled a broker."""
-    if not any(bundle.rests and bundle.name in costs for bundle in broker.bundles):
+def _as_moved(broker: WeighedBroker, costs: Mapping[str, float]) -> WeighedBroker:
+    """Return the broker with what is known of the bundles that rest: see the module."""
+    if not any(bundle.rests for bundle in broker.bundles):
         return broker
     bundles = (
-        replace(bundle, cost=costs[bundle.name])
-        if bundle.rests and bundle.name in costs
-        else bundle
-        for bundle in broker.bundles
+        _moved(bundle, costs[bundle.name]) if bundle.rests else bundle for bundle in broker.bundles
     )
     return replace(broker, bundles=tuple(bundles))
+
+
+def _moved(bundle: WeighedBundle, before: float) -> WeighedBundle:
+    if not bundle.is_reported:
+        return replace(bundle, cost=max(bundle.cost, before))
+    is_other = bundle.cost > _OTHER * before or bundle.cost * _OTHER < before
+    return replace(bundle, rests=False) if is_other else bundle
+
+
+def _costs_of(moves: Iterable[Move], brokers: Iterable[WeighedBroker]) -> dict[str, float]:
+    moved = {move.bundle for move in moves}
+    return {
+        bundle.name: bundle.cost
+        for broker in brokers
+        for bundle in broker.bundles
+        if bundle.name in moved
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -462,7 +474,7 @@ class _Cluster:
 
     * `unit`: the cost of each bundle, if all cost the same; else None.
     * `budget`: the cost that may still move. `moved`: what has moved of it.
-    * `filled`: the bundles that have filled a broker, and their costs.
+    * `has_filled`: whether a bundle has filled a broker.
     * `blocked`: the cost of the lightest bundle that the budget keeps from a move.
     """
 
@@ -477,7 +489,7 @@ class _Cluster:
         self.unit = unit
         self.cost = sum(load.cost for load in loads)
         self.budget = self.moved = 0.0
-        self.filled: dict[str, float] = {}
+        self.has_filled = False
         self.blocked: float | None = None
         self._settle_ratio = settle_ratio
         self._count = sum(load.count for load in loads)
@@ -540,7 +552,7 @@ class _Cluster:
     ) -> None:
         """Move a bundle. What fills a broker is outside the budget."""
         if self.is_filled(destination):
-            self.filled[bundle.name] = bundle.cost
+            self.has_filled = True
         else:
             self.moved += bundle.cost
         source.give(bundle, destination)

@@ -80,14 +80,16 @@ class Since:
 class WeighedBundle:
     """One bundle and its cost, a share of a core.
 
-    `barred`: why it must not move now, or None. `rests`: it has moved lately, so it moves only to
-    fill a broker.
+    * `barred`: why it must not move now, or None. `rests`: it has moved lately, so it moves only to
+      fill a broker.
+    * `is_reported`: its broker has reported what it costs there.
     """
 
     name: str
     cost: float
     barred: str | None = None
     rests: bool = False
+    is_reported: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,8 +394,11 @@ def _weighed(
                         cost=cost,
                         barred=barred(bundle),
                         rests=bundle.name in rests,
+                        is_reported=is_reported,
                     )
-                    for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
+                    for bundle, (cost, is_reported) in zip(
+                        owned, scales.costs(owned, broker.broker), strict=True
+                    )
                 ),
                 noise=load.noise if load is not None and is_counted else 0.0,
                 is_new=0 <= now_ms - broker.joined.timestamp_ms < _NEW_MS,
@@ -454,8 +459,9 @@ class _Scales:
         cost = sum(load.cost for load in known)
         self._mean = cost / counted if counted else IDLE_COST
 
-    def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
-        """Return the cost of each bundle at `broker`, at least `IDLE_COST`.
+    def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[tuple[float, bool]]:
+        """Return the cost of each bundle at `broker`, at least `IDLE_COST`, and whether the
+        broker's own report has it.
 
         The first of these that has it: a bundle named by the broker's own report, the column of
         that report, a bundle named by another broker's report, any column, the mean of the bundles
@@ -466,15 +472,16 @@ class _Scales:
         column, other = self._columns.get(broker, {}), self._unnamed.get(broker, self._mean)
         costs = []
         for bundle in bundles:
-            cost = own.get(bundle.name)
+            cost, is_own = own.get(bundle.name), True
             if cost is None:
                 tag = tag_of(bundle.name)
                 cost = column.get(tag)
                 if cost is None:
+                    is_own = False
                     cost = self._named.get(bundle.name, self._tagged.get(tag, other))
                     cost *= self._exchange(bundle, tag, broker)
             # NaN fails each comparison. Capacities that others report may make it, and infinity.
-            costs.append(min(max(IDLE_COST, cost), FIGURE_MAX))
+            costs.append((min(max(IDLE_COST, cost), FIGURE_MAX), is_own))
         return costs
 
     def _exchange(self, bundle: BundleEntry, tag: int, broker: str) -> float:

@@ -378,19 +378,55 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
     assert 10 == len(asked) == len(set(asked))
 
 
-def test_a_bundle_that_filled_a_broker_costs_what_it_did_while_it_rests() -> None:
-    """The first reports of its broker do not have it, or only seconds of it."""
-    resting = replace(broker("b", 10), bundles=(WeighedBundle(name="x", cost=10, rests=True),))
-    for memory, deviation in ((None, 0.82), (BalancedMemory(costs={"x": 100}), 0.0)):
-        plan = plan_of(BalancedShedder(), Snapshot(brokers=(broker("a", 100), resting)), memory)
+def test_a_bundle_that_has_moved_costs_what_it_did_until_it_is_reported() -> None:
+    """The first report of its broker does not have it."""
+    memory = BalancedMemory(costs={"x": 100.0})
+    for is_reported, deviation in ((True, 0.82), (False, 0.0)):
+        bundle = WeighedBundle(name="x", cost=10, rests=True, is_reported=is_reported)
+        brokers = (broker("a", 100), replace(broker("b"), bundles=(bundle,)))
+        plan = plan_of(BalancedShedder(), Snapshot(brokers=brokers), memory)
         assert deviation == pytest.approx(plan.deviation, abs=0.01)
 
 
-def test_what_equal_bundles_cost_is_not_remembered() -> None:
-    """While nobody knows it yet, each costs the least. Later that would make them unequal."""
+def test_what_a_bundle_costs_is_not_remembered_too_low() -> None:
+    """Where calls begin, nobody knows at first what moves."""
     new = replace(broker("b"), is_new=True)
-    plan, memory = BalancedShedder().plan(Snapshot(brokers=(broker("a", *(10,) * 8), new)))
-    assert plan.fills
+    shedder = BalancedShedder()
+    plan, memory = shedder.plan(Snapshot(brokers=(broker("a", *(1e-5,) * 8), new)))
+    moved = {move.bundle for move in plan.moves}
+    assert 4 == len(moved)
+    assert dict.fromkeys(moved, 1e-5) == memory.costs
+    bundles = tuple(
+        WeighedBundle(name=name, cost=10.0, rests=True, is_reported=False) for name in sorted(moved)
+    )
+    snapshot = Snapshot(brokers=(broker("a", *(10.0,) * 4), replace(new, bundles=bundles)))
+    plan, _ = shedder.plan(snapshot, memory)
+    assert 0.0 == plan.deviation
+
+
+@pytest.mark.parametrize(("before", "moves"), [(0.01, 2), (200.0, 2), (2.0, 0), (30.0, 0)])
+def test_a_bundle_whose_load_is_another_than_when_it_moved_does_not_rest(
+    before: float, moves: int
+) -> None:
+    """Calls have begun or ended since. So a start by number does not last a minute."""
+    bundles = tuple(
+        WeighedBundle(name=f"a{number}", cost=5.0 + 10.0 * (number % 2), rests=True)
+        for number in range(22)
+    )
+    full = replace(broker("a"), bundles=bundles)
+    memory = BalancedMemory(costs={bundle.name: before for bundle in bundles})
+    snapshot = Snapshot(brokers=(full, broker("b", *(5.0, 15.0) * 8)))
+    plan, memory = BalancedShedder().plan(snapshot, memory)
+    assert moves == len(plan.moves)
+    # From now on it rests by what it costs now.
+    costs, moved = {bundle.name: bundle.cost for bundle in bundles}, plan.moves
+    after = dict.fromkeys(costs, before) | {move.bundle: costs[move.bundle] for move in moved}
+    assert after == memory.costs
+
+
+def test_what_has_rested_is_forgotten() -> None:
+    memory = BalancedMemory(costs={"a1": 10.0, "gone": 10.0})
+    _, memory = BalancedShedder().plan(Snapshot(brokers=(broker("a", 10.0),)), memory)
     assert {} == memory.costs
 
 

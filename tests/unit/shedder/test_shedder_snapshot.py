@@ -16,7 +16,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.costs import IDLE_COST, costs_of
-from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, Declared, Load
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad, Declared, Load, pack
 from equipoise.shedder.snapshot import (
     Candidates,
     Snapshot,
@@ -207,15 +207,31 @@ def test_what_a_bundle_costs(
 ) -> None:
     """In whatever order the reports come. The left half may have moved from a to c."""
     if moves:
-        incarnation = channel.incarnation("c")
-        channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=incarnation))
-        channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
-        channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+        move_left(channel)
     for order in (reports, reports[::-1]):
         snapshot = taken(channel, *order)
         assert costs == weighed_costs(snapshot)
         owner = "c" if moves else "a"
         assert [LEFT] == [bundle.name for bundle in broker_of(snapshot, owner).bundles]
+
+
+def move_left(channel: Channel) -> None:
+    """Move the left half from a to c."""
+    incarnation = channel.incarnation("c")
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=incarnation))
+    channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+
+
+def test_a_bundle_is_reported_once_its_own_broker_has_done_so(channel: Channel) -> None:
+    move_left(channel)
+    for loads, is_reported in (
+        ((report("a", left=5), B, C), False),
+        ((report("a", left=5), B, report("c", left=5)), True),
+        ((report("a", left=5), B, replace(C, column=pack({LEFT: 0.1}, total=0.1))), True),
+    ):
+        (bundle,) = broker_of(taken(channel, *loads), "c").bundles
+        assert is_reported == bundle.is_reported
 
 
 FAULTS = {
