@@ -25,11 +25,15 @@ Theory of operation of costs:
   faster than bundles can be moved, and falls when predictions hold. An error far beyond the usual
   ones (`_ERRORS_MAX`) counts as that much: a load that has changed for good is no noise, and loads
   that change all the time soon make such errors usual.
+* A cost that is known for a few seconds has a larger error: the variance of a mean falls with the
+  time that it covers. So the errors of such costs count as what they would be once the short
+  average is full, and the noise is as much larger while costs are known for less.
 * A load `_OTHER` times as high or as low as before, which chance does not explain, is another load:
   the history of the bundle begins again. Chance is judged by a sum of deviations (CUSUM, Page 1954)
   in standard deviations of the bundle's own loads. No single sample is enough, two can be. If that
   is most of the load, as where calls begin, what was learned of the former loads is forgotten, too.
 * Nothing is known at first. So the first horizons are short, and each is twice as long as the last.
+  What is assumed of errors before (`_ERROR`) counts little beside the first of them.
 * All of it is relative: if all loads grow by one factor, so do costs and noise.
 """
 
@@ -67,7 +71,7 @@ from equipoise.shedder.loads import (
 # Shares of the window, which is that of the long average.
 _SHORT: Final = 1 / 30
 _HORIZON: Final = 2 / 15
-_FIRST: Final = 1 / 90  # The first horizon.
+_FIRST: Final = 1 / 180  # The first horizon.
 _MEMORY: Final = 4  # What was learned loses weight so slowly.
 
 _OBSERVATIONS: Final = 20
@@ -75,7 +79,7 @@ _ERRORS_MAX: Final = 36  # Of the mean squared error.
 # The mean squares of deviations and of errors before the first ones are known, relative to the
 # square of the cost, and the weight of such an error.
 _DEVIATION: Final = 0.01
-_ERROR, _ERROR_WEIGHT = 1.0, 0.025
+_ERROR, _ERROR_WEIGHT = 0.1, 0.005
 
 _OTHER: Final = 8
 # Of the sum of deviations: what each adds at most, what each loses, and what chance does not reach.
@@ -180,8 +184,8 @@ class CostForecasts:
         length_ms = self._now_ms - self._began_ms
         is_over = length_ms >= min(_FIRST * 2**self._horizons, _HORIZON) * window_ms
         if is_over:
-            self._learn(length_ms, kept=math.exp(-length_ms / (_MEMORY * window_ms)))
-        costs, noise = self._costs()
+            self._learn(length_ms, window_ms)
+        costs, noise = self._costs(window_ms)
         if is_over:
             for known, cost in zip(self._known.values(), costs, strict=True):
                 known.expected, known.total = (known.short, known.long, cost), 0.0
@@ -189,7 +193,7 @@ class CostForecasts:
         found = dict(zip(self._known, costs, strict=True))
         return [found.get(name, load) for name, load in zip(names, loads, strict=True)], noise
 
-    def _costs(self) -> tuple[list[float], float | None]:
+    def _costs(self, window_ms: int) -> tuple[list[float], float | None]:
         """Return the costs of the known bundles, in their order, and the noise of their sum."""
         histories = self._known.values()
         now = math.fsum(known.long * known.long for known in histories)
@@ -205,32 +209,51 @@ class CostForecasts:
             share = (lasts * old + new) / (usual * old + new) if old else 0.0
             # Rounding may leave less than nothing.
             costs.append(max(long + min(max(share, 0.0), 1.0) * deviation, 0.0))
-        return costs, math.sqrt(self._error(now) * math.fsum(cost * cost for cost in costs))
+        squares = math.fsum(
+            cost * cost * _times_usual(known.age_ms, _HORIZON * window_ms, window_ms)
+            for known, cost in zip(histories, costs, strict=True)
+        )
+        return costs, math.sqrt(self._error(now) * squares)
 
     def _error(self, now: float) -> float:
         """Return the mean squared error of a cost, relative to its square."""
         return (self._missed + _ERROR_WEIGHT * _ERROR * now) / (self._squares + _ERROR_WEIGHT * now)
 
-    def _learn(self, length_ms: float, *, kept: float) -> None:
+    def _learn(self, length_ms: float, window_ms: int) -> None:
         """Compare what was expected of the horizon that ends with what has come."""
+        kept = math.exp(-length_ms / (_MEMORY * window_ms))
         pairs = [
-            (*known.expected, known.total / length_ms)
+            (
+                *known.expected,
+                known.total / length_ms,
+                _times_usual(known.age_ms - length_ms, length_ms, window_ms),
+            )
             for known in self._known.values()
             if known.expected is not None
         ]
-        squares = math.fsum(long * long for _, long, _, _ in pairs)
-        missed = math.fsum((came - cost) ** 2 for _, _, cost, came in pairs)
+        squares = math.fsum(long * long for _, long, _, _, _ in pairs)
+        missed = math.fsum((came - cost) ** 2 / times for _, _, cost, came, times in pairs)
         if squares:
-            usual = self._error(squares) * math.fsum(cost * cost for _, _, cost, _ in pairs)
+            usual = self._error(squares) * math.fsum(cost * cost for _, _, cost, _, _ in pairs)
             missed = min(missed, _ERRORS_MAX * usual)
         self._missed = self._missed * kept + missed
         self._squares = self._squares * kept + squares
         self._deviated = self._deviated * kept + math.fsum(
-            (short - long) ** 2 for short, long, _, _ in pairs
+            (short - long) ** 2 for short, long, _, _, _ in pairs
         )
         self._lasted = self._lasted * kept + math.fsum(
-            (short - long) * (came - long) for short, long, _, came in pairs
+            (short - long) * (came - long) for short, long, _, came, _ in pairs
         )
+
+
+def _times_usual(age_ms: float, length_ms: float, window_ms: int) -> float:
+    """Return how many times the usual a squared error is, if loads are noise: of a cost that is
+    known for `age_ms`, over a horizon of `length_ms`.
+    """
+    short_ms = _SHORT * window_ms
+    # A horizon may begin with the first sample of a history.
+    known_ms = min(max(age_ms, 1.0), short_ms)
+    return (1 / known_ms + 1 / length_ms) / (1 / short_ms + 1 / (_HORIZON * window_ms))
 
 
 # The namespace whose bundles Pulsar never sheds.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -158,6 +159,42 @@ def test_noise_is_what_predictions_missed() -> None:
     changed = costs_after(*CALM, *(1_000.0,) * 60, others=20)
     assert changed.noise is not None
     assert changed.noise < 0.1 * changed.cost
+
+
+def noise_after(samples: int, *, bundles: int, newcomers: int = 0) -> float:
+    """The noise relative to the cost, after so many samples of bundles whose loads vary by chance
+    (the standard deviation is a sixth), when newcomers are known by one of them.
+    """
+    forecasts, random = CostForecasts(), Random(1)
+    names = [f"b{number}" for number in range(bundles)]
+    old, costs, noise = names[newcomers:], list[float](), None
+    for sample in range(samples + 1):
+        known = names if sample >= samples - 1 else old
+        found, noise = forecasts.update(
+            known,
+            [random.uniform(70, 130) for _ in known],
+            newcomers={samples - 1: names[:newcomers], 0: old}.get(sample, ()),
+            elapsed_ms=2_500,
+            window_ms=WINDOW_MS,
+        )
+        costs = list(found)
+    assert noise is not None
+    return noise / math.fsum(costs)
+
+
+@pytest.mark.parametrize("bundles", [3, 20])
+def test_errors_of_costs_that_were_hardly_known_say_little_of_later_ones(bundles: int) -> None:
+    """A few seconds of loads say hardly more than one, and half a minute says a lot."""
+    shares = [math.sqrt(bundles) * noise_after(number, bundles=bundles) for number in (1, 4, 12)]
+    assert shares[0] > 0.9
+    assert 0.3 < shares[1] < 0.6
+    assert 0.03 < shares[2] < 0.1
+
+
+def test_bundles_that_have_just_come_are_noise() -> None:
+    calm = noise_after(12, bundles=20)
+    assert noise_after(12, bundles=20, newcomers=5) > 1.3 * calm
+    assert noise_after(12, bundles=20, newcomers=20) > 4 * calm
 
 
 def test_noise_is_unknown_without_a_whole_load() -> None:
