@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -123,16 +124,24 @@ class Router:
         ownership = None if bundle is None else self._ownerships.get(bundle.name)
         return ownership if ownership is not None and ownership.is_good else None
 
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        """Return this broker's ownership of `key`, which may be lost. None if it has none, or if
+        callers wait for it, who are first.
+        """
+        bundle = self._agent.view.bundle_at(namespace, key_hash(key))
+        ownership = None if bundle is None else self._ownerships.get(bundle.name)
+        if ownership is None or self._waiting.has_line(_line("calls", ownership.bundle.name)):
+            return None
+        return ownership
+
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Return this broker's ownership of `key`, or the broker that serves it. Wait while no
         broker does.
 
         Raise `PeerError` if the bundle is in quarantine, as `locate` does.
         """
-        ownership = self.ownership(namespace, key)
-        if ownership is not None and not self._waiting.has_line(
-            _line("calls", ownership.bundle.name)
-        ):
+        ownership = self.owned(namespace, key)
+        if ownership is not None and ownership.is_good:
             return ownership
         point = key_hash(key)
 
@@ -360,6 +369,7 @@ async def opened_at(
         return OpenedBundles()
 
 
+@lru_cache(maxsize=4_096)  # Each call looks whether there is one.
 def _line(purpose: Purpose, bundle: str) -> Line:
     """Return the line of the callers that wait for an owner of a bundle."""
     return Line(f"{purpose} of {bundle}", PLACES_MAX[purpose])

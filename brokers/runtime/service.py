@@ -364,7 +364,7 @@ class Work:
             raise self._lost(handle, now)
         self._by_token = handle.serves_on and not handle.lease.good(now)
         # Read inside the two checks, so that the evidence never claims more time than was checked.
-        self._started_ns = clock.boot_ns()
+        self._started_ns = 0 if record is None else clock.boot_ns()
         self._charge: Charge | None = account.called()
 
     def __repr__(self) -> str:
@@ -382,7 +382,7 @@ class Work:
         `message` describes the work in the evidence, if its key does not.
         """
         self._end_charge()
-        handle = self._successor()
+        handle = self._handle if self._handle.is_open else self._successor()
         answered_ns = self._clock.boot_ns()
         now = self._clock.now()
         passes = handle.passes(now) or (self._admitted is not None and handle.settles(now))
@@ -478,6 +478,10 @@ class ServiceHost(Protocol):
     @property
     def broker_id(self) -> str:
         """See `Equipoise.broker_id`."""
+        ...
+
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        """See `Equipoise.owned`."""
         ...
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:

@@ -413,6 +413,11 @@ class Worker:
         """The bundles that are open at this broker, by name."""
         return sorted(self._runner.ownerships)
 
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        """See `brokers.runtime.service.ServiceHost.owned`."""
+        self.calls += 1
+        return self._router.owned(namespace, key)
+
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Return this broker's ownership of `key`, or the broker that serves it. Wait while no
         broker does.

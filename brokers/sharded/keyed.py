@@ -22,7 +22,6 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import (
-    Awaitable,
     Callable,
     Coroutine,
     Mapping,
@@ -31,7 +30,6 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import is_dataclass
 from itertools import islice
-from types import TracebackType
 from typing import (
     Annotated,
     Any,
@@ -40,6 +38,7 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
+    cast,
     get_args,
     get_origin,
 )
@@ -62,7 +61,7 @@ from equipoise.brokers.runtime.service import (
     Work,
 )
 from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX
-from equipoise.brokers.sharded.saving import Kept, Part, Saver, Store, Turn, size_of
+from equipoise.brokers.sharded.saving import Call, Kept, Part, Saver, Store, Turn, size_of
 from equipoise.channel.core.errors import (
     CallerError,
     EquipoiseError,
@@ -108,35 +107,6 @@ _MISFIT: Final = re.compile(
 ROUTED: Final = "equipoise_routed"
 UNROUTED: Final = "equipoise_unrouted"
 """The attributes with their `Keyed` of an endpoint with `route`, and of what it stands before."""
-
-
-class _Call(AbstractAsyncContextManager[T]):
-    """One call of a key. A class, because contexts of generators take several microseconds each."""
-
-    __slots__ = ("_begin", "_end", "_key", "_turn")
-
-    def __init__(
-        self,
-        begin: Callable[[str], Awaitable[Turn[T]]],
-        end: Callable[[Turn[T], BaseException | None], Awaitable[None]],
-        key: str,
-    ) -> None:
-        """`begin` and `end` are those of the `Keyed`."""
-        self._begin = begin
-        self._end = end
-        self._key = key
-
-    async def __aenter__(self) -> T:
-        self._turn = await self._begin(self._key)
-        return self._turn.state
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end(self._turn, error)
 
 
 def _check_key(key: str) -> None:
@@ -301,7 +271,7 @@ class Keyed(Service, Generic[T]):
         does not get its turn or the store does not answer; `Overloaded`, `StaleToken`,
         `InvalidName`, and `CallerError` for an object that does not fit its type or is too large.
         """
-        return _Call(self._begin, self._end, key)
+        return Call(self._begin, self._end, key)
 
     def route(
         self, parameter: str
@@ -342,11 +312,17 @@ class Keyed(Service, Generic[T]):
             async def call(key: str, *others: Any, **named: Any) -> Answer:  # noqa: ANN401
                 outcome = RequestOutcome.NOT_STARTED
                 try:
-                    async with self.at(key) as state:
-                        outcome = RequestOutcome.UNKNOWN
-                        return await endpoint(key, state, *others, **named)
+                    turn = await self._begin(key)  # The same as `at`, for speed.
+                    outcome = RequestOutcome.UNKNOWN
+                    try:
+                        done = await endpoint(key, turn.state, *others, **named)
+                    except BaseException as error:
+                        await self._end(turn, error)
+                        raise
+                    await self._end(turn, None)
                 except EquipoiseError as error:
                     raise Unserved(error, outcome) from error
+                return done
 
             @functools.wraps(endpoint)
             async def answer(*given: Any, **named: Any) -> Answer:  # noqa: ANN401
@@ -366,14 +342,14 @@ class Keyed(Service, Generic[T]):
         _check_key(key)
         if not hasattr(self, "host"):
             raise self.unserved()
-        deadline = Deadline.after(timeout_ms=self._call_ms)
+        began_ns = time.monotonic_ns()
         entered = await self._work(key)
         work = entered.__enter__()
         try:
             part = self._part_of(key, key_hash(key), work)
-            turn = Turn(key, part, await self._taken(key, part, deadline), work, entered)
+            turn = Turn(key, part, await self._taken(key, part, began_ns), work, entered)
             try:
-                await self._take_object(turn, deadline)
+                await self._take_object(turn, began_ns)
             except BaseException:
                 self._give_back(turn)
                 raise
@@ -397,7 +373,10 @@ class Keyed(Service, Generic[T]):
         trace = None if error is None else error.__traceback__
         turn.entered.__exit__(None if error is None else type(error), error, trace)
 
-    async def _taken(self, key: str, part: Part[T], deadline: Deadline) -> Kept[T]:
+    def _deadline(self, began_ns: int) -> Deadline:
+        return Deadline(started_ns=began_ns, timeout_ms=self._call_ms)
+
+    async def _taken(self, key: str, part: Part[T], began_ns: int) -> Kept[T]:
         """Return what is kept of a key, once it is the turn of this call."""
         kept = part.kept.get(key)
         if kept is None:
@@ -411,7 +390,7 @@ class Keyed(Service, Generic[T]):
         try:
             turn = kept.turn.acquire()
             if kept.waiting > 1:
-                turn = deadline.wait(turn, what=f"the turn of a call of {key}")
+                turn = self._deadline(began_ns).wait(turn, what=f"the turn of a call of {key}")
             await turn
         except BaseException:
             self._leave(key, part, kept)
@@ -444,6 +423,12 @@ class Keyed(Service, Generic[T]):
             and (current.namespace, current.key) == (self.namespace, key)
         ):
             return nullcontext(current)  # It ends before the answer.
+        owned = self.host.owned(self.namespace, key)
+        try:
+            if owned is not None:
+                return owned.admit(key)
+        except OwnershipLost:
+            pass  # Another program may serve it by now.
         served = await self.host.route(self.namespace, key, timeout_ms=self._call_ms)
         if isinstance(served, Peer):
             name = f"{self.namespace}/{key}"
@@ -464,6 +449,12 @@ class Keyed(Service, Generic[T]):
             )
         return part
 
+    def _part_now(self, turn: Turn[T]) -> Part[T]:
+        """Return the part of a key whose call has the turn: it may have been cut or joined."""
+        if turn.part.is_open:
+            return turn.part
+        return self._part_of(turn.key, turn.kept.point, turn.work)
+
     def _part_at(self, point: int) -> Part[T] | None:
         place = bisect_right(self._lows, point) - 1
         part = self._parts[self._lows[place]] if place >= 0 else None
@@ -471,15 +462,15 @@ class Keyed(Service, Generic[T]):
             return None
         return part
 
-    async def _take_object(self, turn: Turn[T], deadline: Deadline) -> None:
+    async def _take_object(self, turn: Turn[T], began_ns: int) -> None:
         """Make or load the object of a call."""
         key, kept = turn.key, turn.kept
-        account = self._part_of(key, kept.point, turn.work).ownership.account
+        account = self._part_now(turn).ownership.account
         if self._saver is not None:
-            await self._saver.await_last_save(key, kept, deadline)
+            await self._saver.await_last_save(key, kept, self._deadline(began_ns))
         encoded = kept.encoded
         if encoded is None and self._saver is not None:
-            encoded = await self._saver.load(key, deadline)
+            encoded = await self._saver.load(key, self._deadline(began_ns))
             account.bytes += len(encoded or b"")
         with account.block():
             state = kept.state
@@ -497,7 +488,7 @@ class Keyed(Service, Generic[T]):
         with turn.part.ownership.account.block():
             after = self._encoded(key, state)
         # A part that has moved, or an object that was dropped meanwhile, takes no change any more.
-        part = self._part_of(key, kept.point, turn.work)
+        part = self._part_now(turn)
         if part.kept.get(key) is not kept:
             raise OwnershipLost(
                 bundle=part.bundle.name, token=turn.work.token, problem="it has moved meanwhile"
@@ -533,7 +524,9 @@ class Keyed(Service, Generic[T]):
 
     def _encoded(self, key: str, state: T) -> bytes:
         try:
-            return self._kind.dump_json(state, by_alias=True, round_trip=True, warnings="error")
+            return self._kind.serializer.to_json(
+                state, by_alias=True, round_trip=True, warnings="error"
+            )
         except PydanticSerializationError as error:
             raise CallerError(
                 f"the object of {self.namespace}/{key} does not fit its type:"
@@ -542,7 +535,7 @@ class Keyed(Service, Generic[T]):
 
     def _decoded(self, key: str, encoded: bytes) -> T:
         try:
-            return self._kind.validate_json(encoded)
+            return cast("T", self._kind.validator.validate_json(encoded))
         except ValidationError as error:
             # Without the values, which may be nobody's business.
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -554,7 +547,10 @@ class Keyed(Service, Generic[T]):
 
     def _keep(self, key: str, kept: Kept[T], encoded: bytes | None) -> None:
         if self._saver is None:
-            self._bytes += size_of(key, encoded) - size_of(key, kept.encoded)
+            if encoded is None or kept.encoded is None:
+                self._bytes += size_of(key, encoded) - size_of(key, kept.encoded)
+            else:
+                self._bytes += len(encoded) - len(kept.encoded)
         kept.encoded, kept.state = encoded, None
 
     # --- the service ---
@@ -698,5 +694,6 @@ class Keyed(Service, Generic[T]):
 
     def _remove(self, bundle: Bundle) -> Part[T]:
         part = self._parts.pop(bundle.low)
+        part.is_open = False
         self._lows = sorted(self._parts)
         return part

@@ -25,6 +25,7 @@ from equipoise.brokers.runtime.embedding.embedded import (
     ADDRESS_VARIABLE,
     LINGER_MS,
     READY_MS_MAX,
+    ROUTE_MS,
     Worker,
 )
 from equipoise.brokers.runtime.embedding.installed import Installed, show_log_lines
@@ -292,7 +293,10 @@ class Equipoise(Worker):
         """
         http = self._http()
         for path, namespace in keys.items():
-            app = self.by_key(app, namespace=namespace, key=path, forward=forward)
+            # `Installed` takes the paths of the broker, and ends answers while that drains.
+            app = self._by_key(
+                app, namespace=namespace, key=path, forward=forward, timeout_ms=ROUTE_MS
+            )
         return self._around(app, http=http)
 
     def _http(self) -> AsgiApp:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
+from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 import orjson
@@ -106,12 +107,13 @@ def size_of(key: str, encoded: bytes | None) -> int:
 @dataclass(slots=True)
 class Part(Generic[T]):
     """The objects of one open bundle, by key; those that were not used for longest come first.
-    `charged`: since the last question for the load.
+    `charged`: since the last question for the load. It is open until it moves, or is cut or joined.
     """
 
     ownership: Ownership
     kept: OrderedDict[str, Kept[T]] = field(default_factory=OrderedDict)
     charged: float = 0.0
+    is_open: bool = True
 
     @property
     def bundle(self) -> Bundle:
@@ -142,6 +144,35 @@ class Turn(Generic[T]):
     state: T = field(init=False)
     before: bytes = field(init=False)
     encoded: bytes | None = field(init=False)
+
+
+class Call(AbstractAsyncContextManager[T]):
+    """One call of a key. A class, because contexts of generators take several microseconds each."""
+
+    __slots__ = ("_begin", "_end", "_key", "_turn")
+
+    def __init__(
+        self,
+        begin: Callable[[str], Awaitable[Turn[T]]],
+        end: Callable[[Turn[T], BaseException | None], Awaitable[None]],
+        key: str,
+    ) -> None:
+        """`begin` and `end` are those of the `Keyed`."""
+        self._begin = begin
+        self._end = end
+        self._key = key
+
+    async def __aenter__(self) -> T:
+        self._turn = await self._begin(self._key)
+        return self._turn.state
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end(self._turn, error)
 
 
 class Saver(Generic[T]):

@@ -291,6 +291,10 @@ class Member(AgentHost):
         """Return its ownership of a key, or None."""
         return self.router.ownership(namespace, key)
 
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        """See `brokers.runtime.service.ServiceHost.owned`."""
+        return self.router.owned(namespace, key)
+
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on
         the cluster's clock.

@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Final
@@ -146,20 +146,13 @@ class ByKey:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. Pass on what has no key."""
-        if (
-            scope["type"] == "http"
-            and scope.get("http_version", "1.1").startswith("1")
-            and self._drains()
-        ):
-            send = ending(send)
-        key = (
-            self._key_of(scope)
-            if scope["type"] == "http" and not self._is_of_broker(scope)
-            else None
-        )
-        if key is not None:
-            await driven(self._answer(key, scope, receive, send), measures=self._measures)
-            return
+        if scope["type"] == "http":
+            if self._drains() and scope.get("http_version", "1.1").startswith("1"):
+                send = ending(send)
+            key = None if self._is_of_broker(scope) else self._key_of(scope)
+            if key is not None:
+                await driven(self._answer(key, scope, receive, send), measures=self._measures)
+                return
         try:
             await self._app(scope, receive, send)
         finally:
@@ -172,9 +165,20 @@ class ByKey:
         A mount without a prefix has no paths of its own.
         """
         prefix = self._mounted_at()
-        return bool(prefix) and f"{_path_in(scope)}/".startswith(f"{prefix}/")
+        return prefix is not None and prefix != "" and is_below(_path_in(scope), prefix)
 
     async def _answer(self, key: str, scope: Message, receive: Receive, send: Send) -> None:
+        served = self._host.owned(self._namespace, key)
+        work = None if served is None else _begun(served, key)
+        if work is None:
+            await self._answer_otherwise(key, scope, receive, send)
+        else:
+            await self._serve(work, scope, receive, send)
+
+    async def _answer_otherwise(
+        self, key: str, scope: Message, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request whose key is elsewhere, or has no owner yet."""
         deadline = Deadline.after(timeout_ms=self._timeout_ms)
         forwarder = _forwarder(scope)
         body: Body | None = None
@@ -188,7 +192,6 @@ class ByKey:
                 if served is None:
                     return
                 if isinstance(served, Ownership):
-                    served.account.pay()  # Also what follows the work, which ends with an answer.
                     work = _begun(served, key)
                     if work is not None:
                         has_begun = True
@@ -250,23 +253,22 @@ class ByKey:
         replaced.
         """
         is_lost = has_answered = False
-        with ExitStack() as until_answer:
-            until_answer.enter_context(work)
 
-            async def checked(message: Message) -> None:
-                nonlocal is_lost, has_answered
-                if message["type"] == "http.response.start":
-                    has_answered = True
-                    try:
-                        # The second check. From here on the bundle may be closed.
-                        until_answer.close()
-                    except OwnershipLost as error:
-                        is_lost = True
-                        await refuse_call(send, error, RequestOutcome.UNKNOWN)
-                if not is_lost:
-                    await send(message)
+        async def checked(message: Message) -> None:
+            nonlocal is_lost, has_answered
+            if not has_answered and message["type"] == "http.response.start":
+                has_answered = True
+                try:
+                    # The second check. From here on the bundle may be closed.
+                    work.__exit__(None, None, None)
+                except OwnershipLost as error:
+                    is_lost = True
+                    await refuse_call(send, error, RequestOutcome.UNKNOWN)
+            if not is_lost:
+                await send(message)
 
-            token = WORK.set(work)
+        token = WORK.set(work.__enter__())
+        try:
             try:
                 await self._app(scope, receive, checked)
             except PeerError as error:
@@ -274,8 +276,15 @@ class ByKey:
                     raise
                 is_lost = True  # Nothing more is sent. The program may have executed a part.
                 await refuse_call(send, error, RequestOutcome.UNKNOWN)
-            finally:
-                WORK.reset(token)
+        except BaseException as error:
+            if not has_answered:
+                work.__exit__(type(error), error, error.__traceback__)
+            raise
+        else:
+            if not has_answered:
+                work.__exit__(None, None, None)
+        finally:
+            WORK.reset(token)
 
     async def _forward(
         self, peer: Peer, scope: Message, body: Body, send: Send, deadline: Deadline
@@ -367,6 +376,7 @@ def _begun(ownership: Ownership, key: str) -> Work | None:
     """Return the work that begins here. Do not await anything before it is a context. None if the
     ownership has just been lost.
     """
+    ownership.account.pay()  # Also what follows the work, which ends with an answer.
     try:
         return ownership.admit(key)
     except OwnershipLost:
@@ -434,6 +444,12 @@ def _path_in(scope: Message) -> str:
     """Return the path of a request in the program, decoded."""
     path, root = scope["path"], scope.get("root_path", "")
     return str(path.removeprefix(root) if root and path.startswith(f"{root}/") else path)
+
+
+def is_below(path: str, prefix: str) -> bool:
+    """Return whether a path is `prefix` or below it."""
+    end = len(prefix)
+    return path.startswith(prefix) and path[end : end + 1] in ("", "/")
 
 
 def _forwarder(scope: Message) -> str | None:

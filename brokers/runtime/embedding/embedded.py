@@ -433,18 +433,25 @@ class Worker:
         runs on the loop of the worker. Raises `InvalidName`, and `CallerError` for a path without
         `{key}`.
         """
-        self._forwards = self._forwards or forward
-        return ByKey(
+        return self._by_key(
             app,
-            self,
             namespace=namespace,
             key=key,
             forward=forward,
             timeout_ms=timeout_ms,
-            tls=lambda: self._started.access.certificates.nobody,
             mounted_at=lambda: self._mounted_at,
             drains=self._drains,
+        )
+
+    def _by_key(self, app: AsgiApp, *, forward: bool, **given: Any) -> ByKey:  # noqa: ANN401
+        self._forwards = self._forwards or forward
+        return ByKey(
+            app,
+            self,
+            forward=forward,
+            tls=lambda: self._started.access.certificates.nobody,
             measures=self._config.measure_cpu,
+            **given,
         )
 
     def in_thread(self) -> WorkerInThread:
@@ -519,6 +526,12 @@ class Worker:
         `WorkerEnded`.
         """
         return self._running.ownership(namespace, key)
+
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        """Return the right to work on `key` if this broker has it and no caller waits for it. Its
+        work may still be refused. For others, ask `route`.
+        """
+        return None if self._host is None else self._host.owned(namespace, key)
 
     async def route(
         self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS

@@ -14,7 +14,13 @@ from typing import Final
 
 from equipoise.brokers.client.attempts import RequestOutcome
 from equipoise.brokers.load.metering import driven
-from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ending, redirect, refuse_call
+from equipoise.brokers.runtime.embedding.by_key import (
+    AsgiApp,
+    ending,
+    is_below,
+    redirect,
+    refuse_call,
+)
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import EquipoiseError, InvalidName, PeerError
@@ -81,7 +87,7 @@ class Installed:
             return
         root, path = scope.get("root_path", ""), scope["path"]
         above = root if root and path.startswith(f"{root}/") else ""
-        if f"{path.removeprefix(above)}/".startswith(f"{self._prefix}/"):
+        if is_below(path.removeprefix(above), self._prefix):
             await self._http({**scope, "root_path": above + self._prefix}, receive, send)
         elif scope["type"] == "http":
             await driven(self._answer(scope, receive, send), measures=self._measures)
@@ -99,7 +105,7 @@ class Installed:
             has_begun = True
             await send(message)
 
-        if scope.get("http_version", "1.1").startswith("1") and self._drains():
+        if self._drains() and scope.get("http_version", "1.1").startswith("1"):
             send = ending(send)
         try:
             await self._app(scope, receive, noted)

@@ -117,6 +117,7 @@ async def serve() -> None:
     ):
         await worker.create_namespace("shop/carts", on_channel_loss="serve")
         assert_type(worker.ownership("shop/carts", "key"), Ownership | None)
+        assert_type(worker.owned("shop/carts", "key"), Ownership | None)
         assert_type(await worker.route("shop/carts", "key"), Ownership | Peer)
         assert_type(await client.owner("shop/carts", "key"), Peer)
         assert_type(await client.request("GET", "shop/carts", "key", "/carts/key"), Response)

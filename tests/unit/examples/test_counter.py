@@ -165,6 +165,9 @@ class Believer:
             is_open=True,
         )
 
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        return None
+
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         return Ownership(self.handle, clock=VirtualClock())
 

@@ -65,6 +65,10 @@ class Program:
             timeout_ms=10_000,
         )
 
+    def owned(self, _namespace: str, _key: str) -> Ownership | None:
+        """Return None: `route` knows."""
+        return None
+
     async def route(self, _namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route as a broker does: calls of one bundle wait in one line."""
         return await self.waiting.until(

@@ -108,6 +108,17 @@ def test_the_owner_answers_with_its_token(cluster: Cluster[Pages]) -> None:
     assert {"visits": 1, "broker": "broker-1", "token": token} == answer.json()
 
 
+def test_a_call_goes_behind_those_that_wait_for_its_owner(
+    cluster: Cluster[Pages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker gives its ownership at once only if nobody waits for it."""
+    host = cluster.host("broker-1")
+    assert cluster.ownership(NAMESPACE, "home") is host.owned(NAMESPACE, "home")
+    assert cluster.host("broker-2").owned(NAMESPACE, "home") is None
+    monkeypatch.setattr(Member, "has_line", lambda _, line: line.name.startswith("calls of"))
+    assert host.owned(NAMESPACE, "home") is None
+
+
 def test_another_program_redirects_to_the_owner(cluster: Cluster[Pages]) -> None:
     """To the same path, as it was sent."""
     answer = cluster.call(post(program(cluster, "broker-2"), "/visits/a%20b?c=%2F"))
@@ -346,13 +357,14 @@ async def test_the_key_is_found_in_the_path(
     """Paths of the broker have none: each broker answers for itself. Behind another program, its
     checks would see that program as the client.
     """
-    app, host = AsyncMock(), MagicMock(route=AsyncMock(return_value=Peer(broker="b")))
+    route = AsyncMock(return_value=Peer(broker="b"))
+    app, host = AsyncMock(), MagicMock(owned=MagicMock(return_value=None), route=route)
     by_key = ByKey(
         app, host, namespace=NAMESPACE, key=key, timeout_ms=1, mounted_at=lambda: "/equipoise"
     )
     scope = {"type": "http", "method": "GET", "path": path, "root_path": root}
     await by_key({**scope, "query_string": b"", "headers": []}, AsyncMock(), AsyncMock())
-    assert [found] * (found is not None) == [call.args[1] for call in host.route.await_args_list]
+    assert [found] * (found is not None) == [call.args[1] for call in route.await_args_list]
     assert (found is None) == app.await_count
 
 

@@ -46,10 +46,13 @@ class Host:
     broker_id = "here"
 
     def __init__(self) -> None:
-        self.owned = ownership()
+        self.ownership = ownership()
+
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        return self.ownership
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        return self.owned
+        return self.ownership
 
 
 @pytest.fixture
@@ -167,8 +170,8 @@ async def test_a_request_is_charged_for_all_that_it_uses(
     for number in range(2):
         status = (await called(app, f"/lobby/{path}")).status_code
         assert status == (500 if path == "raises" else 200)
-        assert host.owned.account.cpu_ns == 100 * (number + 1)
-    load = host.owned.account.take()
+        assert host.ownership.account.cpu_ns == 100 * (number + 1)
+    load = host.ownership.account.take()
     assert load is not None
     assert load.calls_per_second > 0
 
@@ -191,7 +194,7 @@ async def test_a_caller_that_goes_ends_its_charge(clocks: CpuClocks) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert host.owned.account.cpu_ns == 34
+    assert host.ownership.account.cpu_ns == 34
 
 
 async def test_a_websocket_is_charged_where_it_works_for_a_key(clocks: CpuClocks) -> None:
@@ -226,7 +229,7 @@ async def test_work_that_is_begun_and_finished_is_charged_between(clocks: CpuClo
     host = Host()
 
     async def endpoint(_scope: Message, _receive: Receive, send: Send) -> None:
-        work = host.owned.begin("lobby")
+        work = host.ownership.begin("lobby")
         clocks.use(5)
         await asyncio.sleep(0)
         clocks.use(6)
@@ -237,4 +240,4 @@ async def test_work_that_is_begun_and_finished_is_charged_between(clocks: CpuClo
 
     app = installed(endpoint)
     await called(app, "/lobby")
-    assert host.owned.account.cpu_ns == 11
+    assert host.ownership.account.cpu_ns == 11

@@ -38,6 +38,9 @@ class Host:
     def __init__(self, served: Sequence[str | None]) -> None:
         self.served = list(served)
 
+    def owned(self, namespace: str, key: str) -> Ownership | None:
+        return None
+
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         if not timeout_ms:
             raise DeadlineExceeded(what="an owner", waited_ms=0)
