@@ -82,9 +82,13 @@ GROUPS: Final = {
         "equipoise.brokers.cli.commands.token_commands",
         "Make and check keys and tokens for authentication.",
     ),
+    "report": (
+        "equipoise.brokers.cli.commands.history_commands:report_app",
+        "Write a page about a period: findings, moves and their reasons, owners.",
+    ),
     "spark": (
         "equipoise.brokers.cli.commands.spark_commands",
-        "Audit, archive and report a channel; run the laboratory.",
+        "Audit and archive a channel in Spark; run the laboratory.",
     ),
 }
 """By name: the module whose `app` (or other attribute) implements it, and its text in `--help`."""

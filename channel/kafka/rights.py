@@ -35,7 +35,7 @@ class Role(enum.Enum):
     """Every command of `equipoise` with `--log`, and `equipoise spark archive --hold`."""
     READER = "reader"
     """The commands that only read, such as `equipoise channel tail`, `equipoise spark archive` and
-    `equipoise spark report`."""
+    `equipoise report`."""
     AUDIT = "audit"
     """A reader that publishes what it finds: `equipoise spark audit`."""
     LOAD_WORKER = "load-worker"

@@ -1,5 +1,5 @@
 """Run the Pulsar job: audit the recording of a Pulsar cluster, and write its tables into an
-archive, which `spark report` reads.
+archive, which `equipoise report` reads.
 
 The bundles of a namespace go to one task, because splits and their children belong together;
 namespaces spread over all cores. What concerns brokers then passes through one task. Each run reads
@@ -103,7 +103,7 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
         f"{len(found):,} findings in {messages:,} messages; wrote {tables.rows_written:,} rows to"
         f" {options.archive}"
     )
-    screen.note(f"draw its page with: equipoise spark report --archive {options.archive}")
+    screen.note(f"draw its page with: equipoise report --archive {options.archive}")
     return len(found)
 
 

@@ -1,1 +1,1 @@
-"""Write one HTML page about the history of a channel: `equipoise spark report`."""
+"""Write one HTML page about the history of a channel: `equipoise report`."""

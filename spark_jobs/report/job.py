@@ -102,16 +102,17 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
     # Only for a log, and it takes a second to import.
-    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415
-    from equipoise.spark_jobs.audit.job import run_audit  # noqa: PLC0415 - the same
+    from equipoise.spark_jobs.streams.session import check_extra  # noqa: PLC0415
+
+    check_extra("spark")
+    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415 - the same
+    from equipoise.spark_jobs.plain.audit import run_audit  # noqa: PLC0415 - the same
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
     try:
         run_archive(
-            ArchiveOptions(
-                log_url=options.log_url, archive=archive, to_end=True, master=options.master
-            ),
+            ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True),
             aside,
         )
     except ArchiveInUse:
@@ -120,9 +121,7 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
         )
     try:
         run_audit(
-            AuditOptions(
-                log_url=options.log_url, archive=archive, to_end=True, master=options.master
-            ),
+            AuditOptions(log_url=options.log_url, archive=archive, to_end=True),
             aside,
         )
     except ArchiveInUse:

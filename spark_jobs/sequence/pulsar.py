@@ -1,7 +1,7 @@
 """Make the archive's rows from the messages of a recorded Pulsar cluster: fold them, and audit each
 by the rules written a second time.
 
-`spark_jobs.archive.tables.schema` defines the columns. `equipoise spark report` draws the same page
+`spark_jobs.archive.tables.schema` defines the columns. `equipoise report` draws the same page
 for a cluster of Pulsar. Pulsar's records name no author and no reason, and a broker has no
 incarnation: these columns are null.
 """

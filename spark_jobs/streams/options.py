@@ -148,7 +148,6 @@ class ReportOptions:
     log_url: str | None = None
     from_ms: int | None = None
     to_ms: int | None = None
-    master: str | None = None
     as_json: bool = False
 
 

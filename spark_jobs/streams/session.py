@@ -24,7 +24,14 @@ from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EXTRA_MODULES: Final = ("google.protobuf", "matplotlib", "pandas", "pyarrow", "pyspark")
+_ARCHIVE: Final = ("deltalake", "pyarrow", "zstandard")
+_REPORT: Final = (*_ARCHIVE, "duckdb", "jinja2", "matplotlib")
+_MODULES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "archive": ("an audit or archive", _ARCHIVE),
+    "report": ("a report", _REPORT),
+    "spark": ("a Spark job", (*_REPORT, "google.protobuf", "pandas", "pyspark")),
+}
+"""By extra: what needs it, and the modules in it."""
 
 LOCAL_MASTER: Final = "local[*,4]"
 """All cores of this machine, and four attempts per task: a file that is missing for a moment does
@@ -138,7 +145,7 @@ def spark_session(
 
     Raise `CallerError`, and `OperatorError` if Java or the connector is missing or unfit.
     """
-    check_extra()
+    check_extra("spark")
     check_java()
     jars = connector_jars(note=note) if kafka else ()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra, which is checked first
@@ -177,12 +184,13 @@ def driver_memory() -> str:
     return os.environ.get(MEMORY_VARIABLE) or DRIVER_MEMORY
 
 
-def check_extra() -> None:
-    """Raise `CallerError` unless everything in the extra `spark` is installed."""
-    for module in _EXTRA_MODULES:
+def check_extra(extra: str) -> None:
+    """Raise `CallerError` unless everything in the extra is installed."""
+    what, modules = _MODULES[extra]
+    for module in modules:
         root = module.partition(".")[0]
         if find_spec(root) is None or find_spec(module) is None:
-            raise missing_extra(what="a Spark job", extra="spark")
+            raise missing_extra(what=what, extra=extra)
 
 
 def java_program(environment: Mapping[str, str] = os.environ) -> str:

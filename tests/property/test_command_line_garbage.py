@@ -49,7 +49,7 @@ SPARK_JOBS = {
 # Of one command alone, what the line's other options exclude.
 EXCLUDED = {
     "spark archive": {"--release"},
-    "spark report": {"--archive"},
+    "report": {"--archive"},
     "tokens create": {"--private-key"},
     "tokens validate": {"--public-key"},
 }
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             )
         patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
         patch.setattr(
-            "equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None
+            "equipoise.brokers.cli.commands.history_commands.end_with_standard_input", lambda: None
         )
         # Runs of the laboratory take seconds, and other processes.
         patch.setattr("equipoise.lab.bound.cuts_of", lambda *_, **__: ())

@@ -1,22 +1,29 @@
-"""Define `equipoise audit`: small processes beside the brokers that keep and check the history of a
-channel.
+"""Define `equipoise audit` and `report`: small processes beside the brokers that check and show the
+history of a channel.
 
 `equipoise spark` has the same on a Spark cluster.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.moments import TimeCommand, moment
 from equipoise.brokers.cli.options import (
+    LOG_VARIABLE,
     LogOption,
     StopOnEofOption,
     directory,
     end_with_standard_input,
+    file,
     handle,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
@@ -26,14 +33,18 @@ from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
     AuditOptions,
+    ReportOptions,
     Screen,
     default_archive,
 )
+from equipoise.spark_jobs.streams.session import check_extra
 
 audit_app = group("Check every record of a channel as it arrives.")
+report_app = group("Write a page about a period: findings, moves and their reasons, owners.")
 
 _PORT_MAX: Final = 65_535
 _IN_FLIGHT_MAX_S_MAX: Final = 86_400
+_REPORT: Final = Path("equipoise-report.html")
 
 ArchiveOption = Annotated[
     Path | None,
@@ -67,6 +78,19 @@ InFlightOption = Annotated[
         help="Report bundles that stay between two owners for longer.",
     ),
 ]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).",
+        show_default=False,
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False),
+]
 
 
 @audit_app.command()
@@ -80,18 +104,17 @@ def audit(
     stop_on_eof: StopOnEofOption = False,
     results: Output,
 ) -> None:
-    """Check every record of a channel as it arrives, with an independent implementation of the
-    rules.
+    """Check every record of a channel as it arrives.
 
-    It prints findings, stores them in the archive's table `findings`, and publishes them on a topic
-    (Kafka) or in a table (SQLite) next to the log. Ctrl-C stops it, and the next run continues
-    there. With --to-end the exit code is 1 if this run found something, or could not check the log
-    to its end.
+    It implements the rules independently. It prints findings, stores them in the archive's table
+    `findings`, and publishes them on a topic (Kafka) or in a table (SQLite) next to the log. Ctrl-C
+    stops it, and the next run continues there. With --to-end the exit code is 1 if this run found
+    something, or could not check the log to its end.
 
     It is one process of 70 MB. `equipoise spark audit` is the same in Spark.
     """
     hear_interrupts()
-    with delayed_interrupts():  # An interrupted import swallows Ctrl-C.
+    with importing("archive"):
         from equipoise.spark_jobs.plain.audit import run_audit
 
     begin(log, stop_on_eof=stop_on_eof)
@@ -104,6 +127,87 @@ def audit(
         as_json=results.as_json,
     )
     end(run_audit(options, screen()))
+
+
+@report_app.command(cls=TimeCommand)
+def report(
+    *,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=directory, help="Read this archive.", show_default=False
+        ),
+    ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help=(
+                "Archive and audit this log first, then read its archive.  [default:"
+                f" {LOG_VARIABLE}]"
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    from_time: FromOption = None,
+    to_time: ToOption = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")
+    ] = _REPORT,
+    results: Output,
+) -> None:
+    """Write a page about a period: findings, moves and their reasons, owners.
+
+    It also shows pauses, load, deaths, splits, and what the balancer decided.
+    """
+    hear_interrupts()
+    with importing("report"):
+        from equipoise.spark_jobs.report.job import run_report
+
+    # An explicit archive takes precedence over the log of the environment.
+    if archive is None and log is None:
+        log = os.environ.get(LOG_VARIABLE)
+    if (archive is None) == (log is None):
+        raise typer.BadParameter("give one of --archive and --log", param_hint="--archive")
+    from_ms, to_ms = period(from_time, to_time)
+    if log is not None:
+        begin(log)
+    options = ReportOptions(
+        out=out,
+        archive=archive,
+        log_url=log,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        as_json=results.as_json,
+    )
+    end(run_report(options, screen()))
+
+
+@contextmanager
+def importing(extra: str) -> Iterator[None]:
+    """Import a job. Raise `CallerError` unless everything in the extra is installed."""
+    with delayed_interrupts():  # An interrupted import swallows Ctrl-C.
+        check_extra(extra)
+        yield
+
+
+def period(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
+    """Return the Unix times of two texts. Raise `typer.BadParameter` for an offset, or an end that
+    is not after the beginning.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    times: list[int | None] = []
+    for text, option in ((begin, "--from"), (end, "--to")):
+        found = None if text is None else moment(text, now_ms=now_ms)
+        if found is not None and found.time_ms is None:
+            raise typer.BadParameter(f"{found.text} is an offset; write a time", param_hint=option)
+        times.append(None if found is None else found.time_ms)
+    from_ms, to_ms = times
+    if from_ms is not None and to_ms is not None and to_ms <= from_ms:
+        raise typer.BadParameter(
+            "the end is not after --from; give a later time", param_hint="--to"
+        )
+    return from_ms, to_ms
 
 
 def begin(log: str, *, stop_on_eof: bool = False) -> None:

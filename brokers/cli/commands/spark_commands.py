@@ -6,28 +6,27 @@ The jobs are in `spark_jobs`, and print their own findings.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from equipoise.brokers.cli.commands.history_commands import (
     ArchiveOption,
+    FromOption,
     InFlightOption,
     MetricsPortOption,
     ToEndOption,
+    ToOption,
     begin,
     end,
+    importing,
+    period,
     screen,
 )
 from equipoise.brokers.cli.lab_commands import OURS, EveryOption, TraceOptions
-from equipoise.brokers.cli.moments import TimeCommand, moment
+from equipoise.brokers.cli.moments import TimeCommand
 from equipoise.brokers.cli.options import (
-    LOG_VARIABLE,
     LogOption,
     StopOnEofOption,
     directory,
@@ -37,7 +36,6 @@ from equipoise.brokers.cli.options import (
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_line
 from equipoise.channel.system.stop_signals import hear_interrupts
-from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
     ArchiveOptions,
@@ -45,15 +43,11 @@ from equipoise.spark_jobs.streams.options import (
     CompactOptions,
     LabOptions,
     PulsarOptions,
-    ReportOptions,
     VerifyOptions,
     default_archive,
 )
-from equipoise.spark_jobs.streams.session import check_extra
 
-app = group("Audit, archive and report a channel; run the laboratory.")
-
-_REPORT: Final = Path("equipoise-report.html")
+app = group("Audit and archive a channel in Spark; run the laboratory.")
 
 ThereOption = Annotated[
     Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Folder of the archive.")
@@ -65,19 +59,6 @@ MasterOption = Annotated[
         help="Spark cluster, as for spark-submit.  [default: this machine]",
         show_default=False,
     ),
-]
-FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="TIME",
-        help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).",
-        show_default=False,
-    ),
-]
-ToOption = Annotated[
-    str | None,
-    typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False),
 ]
 
 
@@ -109,7 +90,7 @@ def audit(
 
     It goes on where its own last run stopped. Use one of the two, not both, on one archive.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.spark_jobs.audit.job import run_audit
 
     begin(log, stop_on_eof=stop_on_eof)
@@ -154,7 +135,7 @@ def keep(
 
     Ctrl-C stops it, and the next run continues there. No row is lost or stored twice.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.spark_jobs.archive.job import run_archive
 
     if hold is not None and release is not None:
@@ -185,10 +166,10 @@ def verify(
     """Replay all parts of an archive in parallel, and compare their digests with the stored ones.
     Exit code 1 on a difference.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.spark_jobs.verifying.job import run_verify
 
-    from_ms, to_ms = _span(from_time, to_time)
+    from_ms, to_ms = period(from_time, to_time)
     end(
         run_verify(
             VerifyOptions(
@@ -201,60 +182,6 @@ def verify(
             screen(),
         )
     )
-
-
-@app.command(cls=TimeCommand)
-def report(
-    *,
-    archive: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", parser=directory, help="Read this archive.", show_default=False
-        ),
-    ] = None,
-    log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help=(
-                "Archive and audit this log first, then read its archive.  [default:"
-                f" {LOG_VARIABLE}]"
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    from_time: FromOption = None,
-    to_time: ToOption = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")
-    ] = _REPORT,
-    master: MasterOption = None,
-    results: Output,
-) -> None:
-    """Write one page about a period: findings, moves and their reasons, pauses, load, and the owner
-    of each bundle over time.
-    """
-    with _importing():
-        from equipoise.spark_jobs.report.job import run_report
-
-    # An explicit archive takes precedence over the log of the environment.
-    if archive is None and log is None:
-        log = os.environ.get(LOG_VARIABLE)
-    if (archive is None) == (log is None):
-        raise typer.BadParameter("give one of --archive and --log", param_hint="--archive")
-    from_ms, to_ms = _span(from_time, to_time)
-    if log is not None:
-        begin(log)
-    options = ReportOptions(
-        out=out,
-        archive=archive,
-        log_url=log,
-        from_ms=from_ms,
-        to_ms=to_ms,
-        master=master,
-        as_json=results.as_json,
-    )
-    end(run_report(options, screen()))
 
 
 @app.command()
@@ -282,12 +209,12 @@ def pulsar(
     results: Output,
 ) -> None:
     """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its
-    history as an archive for `spark report`.
+    history as an archive for `equipoise report`.
 
     It prints findings, each with what an operator of Pulsar can do. A later run reads the whole
     recording again. The exit code is 1 if it found something.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.spark_jobs.audit.pulsar import run_pulsar
 
     into = archive or Path(f"{recording}.archive")
@@ -306,7 +233,7 @@ def compact(*, archive: ThereOption, results: Output) -> None:
     """Join the small files of an archive into large ones. Readers see the same rows before, during
     and after.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
     end(run_compact(CompactOptions(archive=archive, as_json=results.as_json), screen()))
@@ -366,7 +293,7 @@ def lab(
     20,000 runs. DIR gets the tables `runs.parquet` and `front.parquet`. A run that fails is a row
     with its error; the exit code is then 1.
     """
-    with _importing():
+    with importing("spark"):
         from equipoise.lab.search import grid_values
         from equipoise.spark_jobs.laboratory import run_lab
 
@@ -394,30 +321,3 @@ def jars() -> None:
 
     for path in connector_jars(note=screen().note):
         print_line(str(path))
-
-
-def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
-    """Return the Unix times of two texts. Raise `typer.BadParameter` for an offset, or an end that
-    is not after the beginning.
-    """
-    now_ms = time.time_ns() // 1_000_000
-    times: list[int | None] = []
-    for text, option in ((begin, "--from"), (end, "--to")):
-        found = None if text is None else moment(text, now_ms=now_ms)
-        if found is not None and found.time_ms is None:
-            raise typer.BadParameter(f"{found.text} is an offset; write a time", param_hint=option)
-        times.append(None if found is None else found.time_ms)
-    from_ms, to_ms = times
-    if from_ms is not None and to_ms is not None and to_ms <= from_ms:
-        raise typer.BadParameter(
-            "the end is not after --from; give a later time", param_hint="--to"
-        )
-    return from_ms, to_ms
-
-
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Import a job. Raise `CallerError` if its dependencies are not installed."""
-    with delayed_interrupts():
-        check_extra()
-        yield

@@ -191,6 +191,7 @@ _LINES: Final[Mapping[str, str]] = {
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --metrics-port 0"
         " --stop-on-eof --json"
     ),
+    "report": ("--log {log} --from -2h --to 2030-01-31T12:34 --out {folder}/report.html --json"),
     "spark audit": (
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"
@@ -201,10 +202,6 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "spark verify": (
         "--archive {folder}/archive --from -2h --to 2030-01-31T12:34 --master local[1] --json"
-    ),
-    "spark report": (
-        "--log {log} --from -2h --to 2030-01-31T12:34 --out {folder}/report.html --master local[1]"
-        " --json"
     ),
     "spark pulsar": "{folder}/pulsar.db --archive {folder}/archive --master local[1] --json",
     "spark compact": "--archive {folder}/archive --json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,12 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return Asked(monkeypatch)
+
+
+def of_job(words: Iterable[str]) -> list[str]:
+    """Return the command line of a job, which begins with its name."""
+    name, *rest = words
+    return [name, *rest] if name == "report" else ["spark", name, *rest]
 
 
 def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> None:
@@ -118,15 +125,15 @@ def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> 
             seeds=3,
         ),
     }
-    codes = [run("spark", *line).exit_code for line in lines]
+    codes = [run(*of_job(line)).exit_code for line in lines]
     assert [ExitCode.OK] * len(lines) == codes
     assert list(lines.values()) == asked.options
 
 
 def test_report_takes_the_log_of_the_environment(asked: Asked, log: str) -> None:
     codes = [
-        run("spark", "report", log=log).exit_code,
-        run("spark", "report", "--archive", "tables", log=log).exit_code,
+        run("report", log=log).exit_code,
+        run("report", "--archive", "tables", log=log).exit_code,
     ]
     assert [ExitCode.OK, ExitCode.OK] == codes
     assert [(log, None), (None, Path("tables"))] == [
@@ -153,12 +160,12 @@ class Bare(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name.split(".")[0] in HIDDEN or name == "google.protobuf" else super().find_spec(name, path, target)
 
-HIDDEN = {"matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+HIDDEN = {"duckdb", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 from equipoise.brokers.cli.__main__ import main
 main()
 """  # noqa: E501
-"""The program, on a machine on which nothing of the extra `spark` is installed."""
+"""The program, on a machine on which nothing of the extras is installed."""
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -171,9 +178,11 @@ def test_each_job_names_the_extra_that_it_needs(
         "archive": ("--log", log),
         "lab": ("steady", "--output", "lab"),
     }.get(job, ("--archive", str(tmp_path)))
-    line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
+    words = of_job([job, *where, *(["--json"] if as_json else [])])
+    line = [sys.executable, "-c", BARE, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
-    message = "a Spark job needs the extra `spark`: pip install 'equipoise[spark]'"
+    what, extra = ("a report", "report") if job == "report" else ("a Spark job", "spark")
+    message = f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'"
     error = {"error": "CallerError", "message": message}
     assert ExitCode.USAGE == done.returncode
     assert "" == done.stdout
@@ -208,6 +217,6 @@ def test_each_job_names_the_extra_that_it_needs(
 def test_a_wrong_command_line_starts_no_job(
     asked: Asked, log: str, line: tuple[str, ...], named: str
 ) -> None:
-    result = run("spark", *(word.replace("{log}", log) for word in line))
+    result = run(*of_job(word.replace("{log}", log) for word in line))
     assert (ExitCode.USAGE, True) == (result.exit_code, named in " ".join(result.stderr.split()))
     assert [] == asked.options

@@ -1,4 +1,4 @@
-"""Test `equipoise spark report`: the figures of a small archive with a known story, and the files
+"""Test `equipoise report`: the figures of a small archive with a known story, and the files
 that it writes.
 """
 

@@ -75,9 +75,9 @@ def test_a_machine_without_java(environment: dict[str, str]) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_EXTRA_MODULES", ("pandas", "no_such_module"))
-    with pytest.raises(CallerError, match=re.escape("equipoise[spark]")):
-        session.check_extra()
+    monkeypatch.setattr(session, "_MODULES", {"report": ("a report", ("pyarrow", "no_such"))})
+    with pytest.raises(CallerError, match=re.escape("a report needs the extra `report`")):
+        session.check_extra("report")
 
 
 def test_the_jars_have_the_version_of_the_extra() -> None:
