@@ -78,10 +78,12 @@ def with_declared(
     ]
 
 
-_CPU_SHARE_MIN: Final = 0.01  # Of what brokers can do. Less CPU time says nothing of a unit.
+# Of what brokers can do: less CPU time says nothing of a unit, and more says what one takes.
+_CPU_SHARE_MIN: Final = 0.01
+_CPU_SHARE_SURE: Final = 0.1
 _UNKNOWN_SHARE: Final = 0.5
 
-Basis = Literal["capacities", "CPU", "nothing"]
+Basis = Literal["capacities", "CPU", "little CPU", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,11 @@ class Exchange:
                 f"how much of a broker {unit} take is not known, so all together count as half of"
                 " what their brokers can do; give the brokers their capacities of it"
             )
+        if self.basis == "little CPU":
+            return (
+                f"{unit} take little CPU, so 1 counts as {self.rate:.3g} of a core, which is more;"
+                " give the brokers their capacities of it"
+            )
         by = "CPU use" if self.basis == "CPU" else "the capacities of the brokers"
         return f"1 {unit} counts as {self.rate:.3g} of a core, by {by}"
 
@@ -109,7 +116,8 @@ def exchanges_of(loads: Iterable[Load], percents: Mapping[str, float]) -> Mappin
     * A broker is full at its capacity of the unit. Where brokers differ, the sum of them counts.
     * Without capacities, it counts as the CPU time that bundles with this unit take.
     * If that is nothing, all that is declared in the unit counts as half of what its brokers can
-      do: their work is done elsewhere, such as on a graphics card.
+      do: their work is done elsewhere, such as on a graphics card. If it is little, it counts as
+      something between the two, so that no small change of it moves load.
     """
     cores = {broker: percent / 100 for broker, percent in percents.items()}
     known = [load for load in loads if load.broker in cores and fault_of(load) is None]
@@ -131,6 +139,9 @@ def _by_use(declared: Sequence[tuple[str, Declared]], cores: Mapping[str, float]
     amount = math.fsum(each.amount for _, each in declared)
     estimate = math.fsum(each.estimate for _, each in declared)
     whole = math.fsum(cores[broker] for broker in sorted({broker for broker, _ in declared}))
-    if estimate >= _CPU_SHARE_MIN * whole:
-        return Exchange(rate=estimate / amount if amount else 0.0, basis="CPU")
-    return Exchange(rate=_UNKNOWN_SHARE * whole / amount if amount else 0.0, basis="nothing")
+    share = max(estimate / whole, _CPU_SHARE_MIN) if whole else _CPU_SHARE_SURE
+    sure = math.log(share / _CPU_SHARE_MIN) / math.log(_CPU_SHARE_SURE / _CPU_SHARE_MIN)
+    basis: Basis = "CPU" if sure >= 1 else "little CPU" if sure > 0 else "nothing"
+    weight = min(sure, 1.0)
+    counted = max(share, _UNKNOWN_SHARE ** (1 - weight) * _CPU_SHARE_SURE**weight)
+    return Exchange(rate=counted * whole / amount if amount else 0.0, basis=basis)

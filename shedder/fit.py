@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from operator import mul
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from equipoise.shedder.costs import ASSUMED, Coefficients
 
@@ -41,6 +42,10 @@ SUMS: Final = len(_PAIRS) + _NUMBER
 """The length of the sums of a broker: products of the predictors, and of these and the CPU use."""
 
 _ROW_S: Final = 10.0  # The time of one observation.
+
+SUMS_UNITS: Final = crc32(repr((_ASSUMED, _ROW_S)).encode())
+"""The mark of the units of sums. Those with another mark say nothing here."""
+
 # How much the CPU use of one observation differs from what explains it. Counters are read at
 # different moments.
 _NOISE_CORES: Final = 0.02

@@ -379,6 +379,11 @@ def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float)
     )
 
 
+def oldest_first(loads: Iterable[Load]) -> list[Load]:
+    """Return loads in the order of their times, so that the newest report of a bundle counts."""
+    return sorted(loads, key=lambda load: (load.at_ms, load.broker))
+
+
 def fault_of(load: Load) -> str | None:
     """Return a message about the first impossible figure; None if there is none.
 

@@ -22,7 +22,15 @@ from typing import Final
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.costs import IDLE_COST
-from equipoise.shedder.loads import FIGURE_MAX, Load, Weights, fault_of, tag_of, unpack
+from equipoise.shedder.loads import (
+    FIGURE_MAX,
+    Load,
+    Weights,
+    fault_of,
+    oldest_first,
+    tag_of,
+    unpack,
+)
 
 _OTHER_WORK_MIN: Final = 0.2  # A smaller share of a broker is chance, or what the leader does.
 _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
@@ -322,9 +330,9 @@ def rates_of(
     one. For any other broker, that of the newest report is under "".
     """
     found: dict[str, dict[str, tuple[str, float]]] = {}
-    for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+    for load in oldest_first(loads.values()):
         for namespace, each in load.declared.items():
-            found.setdefault(namespace, {})[name] = each.unit, each.rate
+            found.setdefault(namespace, {})[load.broker] = each.unit, each.rate
     for rates in found.values():
         unit, _ = last = next(reversed(rates.values()))
         for name, load in loads.items():
@@ -435,8 +443,8 @@ class _Scales:
     """The cost of each bundle by the valid loads, for any owner."""
 
     def __init__(self, loads: Iterable[Load], percents: Mapping[str, float]) -> None:
-        oldest_first = sorted(loads, key=lambda load: (load.at_ms, load.broker))
-        self.by_broker = {load.broker: load for load in oldest_first}
+        in_order = oldest_first(loads)
+        self.by_broker = {load.broker: load for load in in_order}
         self._named: dict[str, float] = {}
         self._columns = {
             name: unpack(load.column, load.cost) for name, load in self.by_broker.items()
@@ -444,7 +452,7 @@ class _Scales:
         self._tagged: dict[int, float] = {}
         self._rates = rates_of(self.by_broker, percents)
         self._reporters: dict[str | int, str] = {}
-        for load in oldest_first:  # The newest report of a bundle remains.
+        for load in in_order:  # The newest report of a bundle remains.
             self._named.update(load.costs)
             self._tagged.update(self._columns[load.broker])
             if self._rates:
@@ -454,7 +462,7 @@ class _Scales:
             name: _counted_cost(load, self._columns[name]) for name, load in self.by_broker.items()
         }
         self._unnamed = {name: cost for name, cost in counted_only.items() if cost is not None}
-        known = [load for load in oldest_first if load.costs or load.column]
+        known = [load for load in in_order if load.costs or load.column]
         counted = sum(max(load.bundle_count, len(load.costs)) for load in known)
         cost = sum(load.cost for load in known)
         self._mean = cost / counted if counted else IDLE_COST

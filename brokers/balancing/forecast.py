@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.shedder.loads import BundleTraffic, Load, Traffic, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, Traffic, fault_of, oldest_first
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.policy import Measure
 from equipoise.shedder.reported import reported
@@ -161,9 +161,8 @@ class _Carried:
             name: load for name, load in snapshot.loads.items() if fault_of(load) is None
         }
         self._traffic: dict[str, Traffic] = {}
-        # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's
-        # report.
-        for _, load in sorted(self._loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+        # `traffic` prefers the owner's report.
+        for load in oldest_first(self._loads.values()):
             self._traffic |= {bundle.bundle: bundle.traffic for bundle in load.bundles}
         self._weighed = {broker.broker: broker for broker in snapshot.brokers}
         self._costs = {

@@ -20,7 +20,7 @@ from zlib import crc32
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.loads import BundleTraffic, Load, fault_of
+from equipoise.shedder.loads import BundleTraffic, Load, fault_of, oldest_first
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
@@ -176,8 +176,8 @@ def _reports_of(
     weights: dict[str, float] = {}
     reporters: dict[str, str] = {}
     rest, uncounted = 0.0, 0
-    # Oldest first, so that the newest report of a bundle remains.
-    for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+    for load in oldest_first(loads.values()):
+        name = load.broker
         reported = {bundle.bundle: weight(name, bundle) for bundle in load.bundles}
         weights.update(reported)
         reporters.update(dict.fromkeys(reported, name))

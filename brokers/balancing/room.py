@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.view import View
-from equipoise.shedder.loads import Load
+from equipoise.shedder.loads import Load, oldest_first
 from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import WeighedBroker, capacities_in, rates_of
 
@@ -73,12 +73,11 @@ class _Memory:
         self._used = {name: load.resources.memory.used * _MIB for name, load in limited.items()}
         self._bytes: dict[str, int] = {}
         reporters: dict[str, str] = {}
-        # Oldest first, so that the newest report of a bundle remains.
-        for name, load in sorted(loads.items(), key=lambda each: (each[1].at_ms, each[0])):
+        for load in oldest_first(loads.values()):
             for each in load.bundles:
                 if each.cache_bytes > 0:
                     self._bytes[each.bundle] = each.cache_bytes
-                    reporters[each.bundle] = name
+                    reporters[each.bundle] = load.broker
         for bundle, reporter in reporters.items():
             entry = view.bundles.get(bundle)
             owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
@@ -176,7 +175,7 @@ class _Units:
                 )
         namespace = namespace_in(bundle)
         for broker, (other, _) in self._rates[namespace].items():
-            if other != unit:
+            if broker and other != unit:
                 found[broker] = (
                     f"its program declares costs of {namespace} in {other}, that of {owner} in"
                     f" {unit}: use one unit"

@@ -65,7 +65,7 @@ class CpuWindow:
         rest = max(0.0, used - of_bundles)
         self.sums = with_observation(self.sums, done, rest, elapsed_s=part_ms / 1_000)
         self._parts.append((part_ms, done, rest))
-        while sum(each[0] for each in self._parts) > max(window_ms, _PART_MS):
+        while len(self._parts) > 1 and sum(each[0] for each in self._parts) > window_ms:
             self._parts.popleft()
 
     def other_work(self, coefficients: Coefficients, *, window_ms: int) -> float | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple, fields, replace
 from typing import Final, TypeVar
 
@@ -29,7 +30,7 @@ from equipoise.channel.core.fields import (
 )
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
-from equipoise.shedder.fit import SUMS
+from equipoise.shedder.fit import SUMS, SUMS_UNITS
 from equipoise.shedder.loads import (
     COSTS_MAX,
     DECLARED_MAX,
@@ -66,7 +67,7 @@ _BUNDLE_ROW: Final = 1 + len(RATES) + 4 + 1
 _COLUMN_CHARACTERS_MAX: Final = 4 * ((COSTS_MAX * ENTRY_BYTES + 2) // 3)
 # Not rounded: differences of these sums count.
 _DOUBLE_BYTES: Final = 8
-_SUMS_CHARACTERS_MAX: Final = 4 * ((SUMS * _DOUBLE_BYTES + 2) // 3)
+_SUMS_CHARACTERS: Final = 4 * ((SUMS * _DOUBLE_BYTES + 2) // 3)
 
 _Value = TypeVar("_Value")
 
@@ -131,7 +132,10 @@ def encode_load(load: Load) -> bytes:
             "capacities": dict(load.capacities),
             "problem": load.problem,
             "other_work": load.other_work,
-            "cpu_sums": b64encode(struct.pack(f">{len(load.cpu_sums)}d", *load.cpu_sums)).decode(),
+            "cpu_sums": [
+                SUMS_UNITS,
+                b64encode(struct.pack(f">{len(load.cpu_sums)}d", *load.cpu_sums)).decode(),
+            ],
             "column": b64encode(load.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles],
         }
@@ -219,8 +223,12 @@ def _unless_null(raw: Raw, name: str) -> float | None:
 
 
 def _cpu_sums(raw: Raw) -> tuple[float, ...]:
-    data = _in_base64(raw, "cpu_sums", _SUMS_CHARACTERS_MAX)
-    return struct.unpack(f">{len(data) // _DOUBLE_BYTES}d", data[: len(data) & -_DOUBLE_BYTES])
+    """Return the sums; none if another version has made them, which counts in its own units."""
+    match raw.get("cpu_sums"):
+        case [int(units), str(data)] if units == SUMS_UNITS and len(data) == _SUMS_CHARACTERS:
+            with suppress(ValueError, struct.error):
+                return struct.unpack(f">{SUMS}d", b64decode(data, validate=True))
+    return ()
 
 
 def _in_base64(raw: Raw, name: str, characters_max: int) -> bytes:

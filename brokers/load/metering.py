@@ -34,7 +34,7 @@ from time import monotonic_ns, thread_time_ns
 from types import CoroutineType, TracebackType, coroutine
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from equipoise.shedder.loads import BundleLoad
+from equipoise.shedder.loads import FIGURE_MAX, BundleLoad
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
@@ -152,6 +152,11 @@ class Account:
         calls, size, cpu_ns = self._calls, self.bytes, self.cpu_ns
         if not (calls or size or cpu_ns or running or lasted_ns != self._reported_ns):
             return None
+        # Anyone may have added anything.
+        if not 0 <= size <= FIGURE_MAX:
+            self.bytes = size = 0
+        if not 0 <= cpu_ns <= FIGURE_MAX:
+            self.cpu_ns = cpu_ns = 0
         now_ns = monotonic_ns()
         elapsed_ns = max(now_ns - max(self._asked_ns, since_ns), 1)
         # A function that has run in a thread for a minute is charged when it ends.
@@ -163,8 +168,8 @@ class Account:
         self.cpu_ns -= cpu_ns
         elapsed_s = elapsed_ns / 1e9
         return BundleLoad(
-            calls_per_second=calls / elapsed_s,
-            bytes_per_second=size / elapsed_s,
+            calls_per_second=min(calls / elapsed_s, FIGURE_MAX),
+            bytes_per_second=min(size / elapsed_s, FIGURE_MAX),
             cpu_seconds_per_second=cpu_ns / elapsed_ns,
             wall_seconds_per_second=max(lasted_ns - reported_ns, 0) / elapsed_ns,
         )

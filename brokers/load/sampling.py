@@ -364,6 +364,7 @@ HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
 _DECLARED_HALF_LIFE_MS: Final = 60_000  # An exchange that jumps would move load.
+_IN_USE: Final = 0.1  # Of what is usual. Less of a unit says less of what one takes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -598,8 +599,8 @@ class _Columns(NamedTuple):
 def _blended(before: Declared | None, now: Declared, kept: float) -> Declared:
     if before is None or before.unit != now.unit or not before.amount:
         return now
-    if not now.amount:  # After an idle night a unit counts as before, not as the whole cluster.
-        return replace(before, rate=now.rate)
+    # A unit that is hardly in use for a night counts as before, not as the whole cluster.
+    kept **= min(1.0, now.amount / before.amount / _IN_USE)
     return replace(
         now,
         amount=blend(before.amount, now.amount, kept=kept),

@@ -622,12 +622,12 @@ class Keyed(Service, Generic[T]):
                 for key, each in before.kept.items()
                 if bundle_contains(low, high, each.point)
             )
-            self._add(Part(child, kept))
+            self._add(Part(child, kept, before.charged / len(children)))
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
         """Join two parts."""
         one, other = self._remove(left), self._remove(right)
-        self._add(Part(union, one.kept | other.kept))
+        self._add(Part(union, one.kept | other.kept, one.charged + other.charged))
 
     def charge(self, key: str, amount: float) -> None:
         """Add what a call has cost, such as its tokens. What the calls of a second cost is, in the

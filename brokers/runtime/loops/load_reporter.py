@@ -41,8 +41,10 @@ _logger: Final = logging.getLogger(__name__)
 # Use is measured between two looks. The second look comes soon, because a broker that joins gets
 # bundles when it has reported.
 _SECOND_LOOK_MS: Final = 200
-# How often what all brokers report is fitted. Coefficients change slowly.
+# How often what all brokers report is fitted, and read for the exchange of units. Both change
+# slowly.
 _FIT_MS: Final = 60_000
+_EXCHANGE_MS: Final = 10_000
 
 
 class LoadReporter:
@@ -63,6 +65,8 @@ class LoadReporter:
         self._cores = worker.profile.capacity / 100
         self._cpu = CpuWindow(cores=os.cpu_count() or 1)
         self._fit_ms: int | None = None
+        self._exchange_ms: int | None = None
+        self._exchanged: Mapping[str, float] = {}
         self._averages = BundleAverages()
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
@@ -107,12 +111,12 @@ class LoadReporter:
                 self._worker.agent.incarnation is not None,
             )
             services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
-            # In a thread: it takes milliseconds, which would block the loop.
             percents = (
                 capacities_in(self._worker.view)
                 if any(load.unit for load in services.loads.values())
                 else {}
             )
+            # In a thread: it takes milliseconds, which would block the loop.
             carried, sample = await asyncio.to_thread(
                 self._look, services, open_bundles, now, settings, percents
             )
@@ -159,7 +163,7 @@ class LoadReporter:
             open_bundles,
             services.loads,
             coefficients=found.for_costs,
-            rates=self._rates(percents) if percents else {},
+            rates=self._rates(percents, now.boot_ms) if percents else {},
             elapsed_ms=elapsed_ms,
             cost_window_ms=window_ms,
         )
@@ -188,14 +192,17 @@ class LoadReporter:
             cpu_sums=self._cpu.sums,
         )
 
-    def _rates(self, percents: Mapping[str, float]) -> Mapping[str, float]:
+    def _rates(self, percents: Mapping[str, float], now_ms: int) -> Mapping[str, float]:
         """Return what one of each declared unit counts as here, a share of a core. `percents`: the
         capacities of all brokers.
         """
-        exchanges = exchanges_of(self._bus.latest(), percents)
+        if self._exchange_ms is None or now_ms - self._exchange_ms >= _EXCHANGE_MS:
+            found = exchanges_of(self._bus.latest(), percents)
+            self._exchanged = {unit: each.rate for unit, each in found.items()}
+            # Soon again as long as nobody has reported a unit.
+            self._exchange_ms = now_ms if found else None
         own, limits = percents.get(self._worker.broker_id, 0) / 100, self._worker.config.capacities
-        rates = {unit: each.rate for unit, each in exchanges.items()}
-        rates |= {unit: own / limit for unit, limit in limits.items()}
+        rates = {**self._exchanged, **{unit: own / limit for unit, limit in limits.items()}}
         return {unit: rate for unit, rate in rates.items() if 0 < rate <= FIGURE_MAX}
 
     async def _report(self, due: Report, settings: BalancingSettings) -> None:

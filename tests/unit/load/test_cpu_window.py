@@ -58,3 +58,12 @@ def test_what_cannot_be_does_not_count(cores: float, load: BundleLoad) -> None:
     used(window, 0.5, 0.5)
     used(expected, *(0.5,) * 4)
     assert (expected.sums, SUMS) == (window.sums, len(window.sums))
+
+
+@pytest.mark.parametrize("window_ms", [1_000, 10_000])
+def test_other_work_is_known_in_a_window_shorter_than_a_part(window_ms: int) -> None:
+    window = CpuWindow(cores=8)
+    for _ in range(4):
+        window.update([], bundles=1, used_cores=0.5, elapsed_ms=5_100, window_ms=window_ms)
+    found = window.other_work(ASSUMED, window_ms=window_ms)
+    assert pytest.approx(0.5 - ASSUMED.process, abs=1e-4) == found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
@@ -15,10 +17,12 @@ from equipoise.brokers.load.documents import (
     encode_load,
     light,
 )
+from equipoise.shedder.fit import SUMS, SUMS_UNITS
 from equipoise.shedder.loads import BundleTraffic, Load
 
 BUNDLE = BundleTraffic(bundle="t/n/0x00000000_0x80000000", topics=1, cost=12.5)
 SAMPLE = Load(broker="a:8080", at_ms=5, bundle_count=1, bundles=(BUNDLE,))
+GOOD = b64encode(struct.pack(f">{SUMS}d", *(1.0,) * SUMS)).decode()
 NO_SAMPLE = {
     "nothing": (b"", "report"),
     "no JSON": (b"{", "report"),
@@ -78,3 +82,24 @@ def test_a_light_sample_has_rounded_figures() -> None:
     precise = Load(broker="a", at_ms=0, bundles=(replace(BUNDLE, cost=12.345678),))
     assert b"12.3457" in encode_bundle(light(precise).bundles[0])
     assert 1e18 == light(Load(broker="a", at_ms=0, cost=1e18)).cost
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        None,
+        "",
+        [],
+        [SUMS_UNITS + 1, GOOD],
+        [SUMS_UNITS, GOOD[:-8]],
+        [SUMS_UNITS, "?" * len(GOOD)],
+        [SUMS_UNITS, 1],
+    ],
+    ids=["none", "text", "nothing", "other units", "other length", "not in base64", "a number"],
+)
+def test_sums_that_this_version_cannot_read_leave_the_rest(sums: object) -> None:
+    """A cluster may run two versions, and nobody weighs a broker without a report."""
+    sample = replace(SAMPLE, cpu_sums=(1.0,) * SUMS)
+    document = json.loads(encode_load(sample))
+    assert [SUMS_UNITS, GOOD] == document["cpu_sums"]
+    assert SAMPLE == decode_load(json.dumps(document | {"cpu_sums": sums}).encode())

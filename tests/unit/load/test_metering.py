@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -475,3 +476,19 @@ def test_a_minute_in_a_thread_is_spread(clocks: CpuClocks, monkeypatch: pytest.M
         load = account.take()
         shares.append(0.0 if load is None else load.cpu_seconds_per_second)
     assert [2, 2, 1, 0] == shares
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -(10**9), 10**400, -math.inf])
+def test_what_no_account_can_have_counts_as_nothing(bad: float) -> None:
+    """The figures are public. What a service adds must not end the reports of its broker."""
+    account = Account()
+    for _ in range(2):
+        account.bytes += bad  # type: ignore[assignment]
+        account.cpu_ns += bad  # type: ignore[assignment]
+        account.called()
+        load = account.take()
+        assert load is not None
+        assert (0, 0) == (load.bytes_per_second, load.cpu_seconds_per_second)
+    account.bytes += 5
+    assert account.take() is not None
+    assert account.bytes == 0

@@ -387,7 +387,8 @@ def test_declared_costs_are_averaged_and_forgotten() -> None:
 
 def test_a_unit_that_nothing_is_charged_in_keeps_what_it_counts_as() -> None:
     """Averages of an idle night would make the first call of the morning cost more than the whole
-    cluster. What is declared at first is no average with the time before it.
+    cluster. So would those of a night in which one caller is awake. What is declared at first is no
+    average with the time before it.
     """
     averages = BundleAverages()
 
@@ -403,6 +404,7 @@ def test_a_unit_that_nothing_is_charged_in_keeps_what_it_counts_as() -> None:
     assert [0, 100, 100, 70] == [
         amounts(cost, turns)[-1] for cost, turns in ((0, 2), (100, 1), (0, 500), (40, 1))
     ]
+    assert amounts(0.01, 500)[-1] > 30
 
 
 def test_after_a_sleep_that_is_longer_than_the_window_costs_go_on() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 
 from equipoise.shedder.costs import (
     IDLE_COST,
+    Basis,
     Coefficients,
     Exchange,
     costs_of,
@@ -124,3 +126,25 @@ def test_what_a_unit_counts_as(loads: tuple[Load, ...], expected: Mapping[str, E
     for unit, exchange in expected.items():
         assert exchange.basis == found[unit].basis
         assert pytest.approx(exchange.rate) == found[unit].rate
+
+
+def test_no_small_change_of_cpu_changes_much_what_a_unit_counts_as() -> None:
+    """From half of the broker, where it takes none, to what it takes."""
+    rates = []
+    for step in range(200):
+        (found,) = exchanges_of([load("a", seats(10, 1e-3 * 1.05**step))], PERCENTS).values()
+        rates.append(found.rate)
+    assert [0.05, 1e-3 * 1.05**199 / 10] == pytest.approx([rates[0], rates[-1]])
+    assert all(1 / 1.06 < new / old < 1.06 for old, new in pairwise(rates))
+
+
+@pytest.mark.parametrize(
+    ("basis", "said"),
+    [
+        ("CPU", "by CPU use"),
+        ("little CPU", "seats take little CPU, so 1 counts as 0.1 of a core, which is more"),
+        ("nothing", "is not known"),
+    ],
+)
+def test_what_a_unit_counts_as_has_its_reason(basis: Basis, said: str) -> None:
+    assert said in Exchange(rate=0.1, basis=basis).sentence("seats")

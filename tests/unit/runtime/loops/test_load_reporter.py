@@ -39,6 +39,7 @@ class Bus(LoadBus):
         super().__init__(f"memory:{name}")
         self.problem: Exception | None = None
         self.samples: list[Load] = []
+        self.reads = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -48,6 +49,10 @@ class Bus(LoadBus):
         if self.problem is not None:
             raise self.problem
         super().publish(sample)
+
+    def latest(self) -> Sequence[Load]:
+        self.reads += 1
+        return super().latest()
 
     def withdraw(self, broker: str) -> None:
         if self.problem is not None:
@@ -130,6 +135,20 @@ async def test_a_declared_cost_counts_by_the_capacity_of_its_unit(tmp_path: Path
             assert pytest.approx(500 * rate, rel=1e-3) == load.costs[bundle]
             broker.service.loads[bundle] = None  # type: ignore[assignment]
             await until(lambda: "not a BundleLoad" in (bus.latest()[0].problem or ""))
+
+
+async def test_the_bus_is_read_seldom_for_the_exchange_of_units(tmp_path: Path) -> None:
+    """With a thousand brokers it takes longer than a sample."""
+    async with cluster(tmp_path, balance_interval_ms=20) as brokers:
+        broker, bus = brokers.brokers[0], Bus("exchange")
+        broker.service.loads[brokers.bundles()[0]] = BundleLoad(cost=500, unit="tokens/s")
+        async with reporting(broker, bus, rules(OFTEN)):
+            await until(
+                lambda: any(each.rate for load in bus.samples for each in load.declared.values())
+            )
+            reads, count = bus.reads, len(bus.samples)
+            await until(lambda: len(bus.samples) > count + 20)
+        assert bus.reads - reads <= 2
 
 
 async def test_other_work_is_a_share_of_the_capacity(
