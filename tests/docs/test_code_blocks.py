@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from unittest.mock import AsyncMock, MagicMock, create_autospec
 
-import pandas as pd
 import pytest
 
 import equipoise
@@ -48,16 +47,6 @@ CONSOLE: Final = [block for block in BLOCKS if block.language == "console"]
 PYTHON: Final = [
     block for block in BLOCKS if block.language == "python" and not block.file and not block.save
 ]
-
-
-def archive(folder: Path) -> Mapping[str, object]:
-    """Return `pandas`, and make the table that the page reads."""
-    table = folder / "channel.db.archive" / "ownership_intervals" / "day=2026-11-22"
-    table.mkdir(parents=True)
-    pd.DataFrame({"bundle": ["a", "b"], "how": ["died", "closed"]}).to_parquet(
-        table / "g0001-b0000000012.parquet"
-    )
-    return {"pandas": pd, "spark": MagicMock()}
 
 
 def embedded(_: Path) -> Mapping[str, object]:
@@ -107,7 +96,6 @@ INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
     "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
-    "docs/reference/archive.md": archive,
     "docs/tutorial/first-service.md": tutorial,
 }
 

@@ -1,0 +1,34 @@
+"""Test the queries of docs/how-to/ask-the-archive.md in DuckDB and Polars."""
+
+from __future__ import annotations
+
+import re
+
+import duckdb
+import polars as pl
+import pytest
+
+from tests.spark.questions import ANSWERS, query_of, questions, rounded, tables
+
+
+def test_each_query_of_the_page_has_its_answer() -> None:
+    assert 20 == len(questions()) == len(ANSWERS)
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_duckdb(question: str) -> None:
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        for name, table in tables().items():
+            db.register(name, table)
+        answer = db.execute(query_of(question)).fetchall()
+    assert rounded(ANSWERS[question]) == rounded(answer)
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_polars(question: str) -> None:
+    """One function has another name there."""
+    query = re.sub(r"epoch_ms\((\w+)\)", r"EXTRACT(EPOCH FROM \1) * 1000", query_of(question))
+    frames = {name: pl.from_arrow(table) for name, table in tables().items()}
+    answer = pl.SQLContext(frames).execute(query, eager=True).rows()
+    assert rounded(ANSWERS[question]) == rounded(answer)
