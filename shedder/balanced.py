@@ -22,8 +22,9 @@ Theory of operation:
 * A bundle moves only if the move would be right even if it weighed half as much again
   (`_WOBBLE_RATIO`). So a measurement with a smaller error does not bring it back.
 * A bundle that has moved lately rests: a smaller error of what it costs there does not move it on.
-  One whose load is another than when it moved does not rest, such as all of a cluster that had no
-  calls yet. Until its new broker reports it, it costs at least what it did.
+  One that costs another multiple (`_OTHER`) of what it did does not rest: its load was not known,
+  as in a cluster that had no calls yet. Until its new broker reports it, it costs at least what it
+  did.
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and
   again.
 * A broker with far too little is filled: one that has just joined, or has less than half of its
@@ -62,7 +63,8 @@ _FAR_RATIO: Final = 0.5
 # calls vary as much.
 _EQUAL_RATIO: Final = 0.15
 _WOBBLE_RATIO: Final = 0.50
-_OTHER: Final = 8  # A bundle that has moved and costs so many times as much, or as little, is new.
+# A bundle that costs so many times as much as when it moved, or as little, moved by mistake.
+_OTHER: Final = 2
 _NOISES: Final = 1.6  # A difference of fewer standard errors is chance.
 # A smaller difference from the mean, as a share of the capacity, is not worth a pause. (A capacity
 # of 100 is one core, a cost of 1.)

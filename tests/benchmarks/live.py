@@ -6,7 +6,7 @@ Scenes:
 * `unequal`: calls cost 0.1 to 50 ms by shard, and the shards are spread by number.
 * `dearer`: then the calls of one shard cost 100 times as much.
 * `hot`: half of all calls go to one of 64 shards whose calls cost the same.
-* `joining`: a third program joins two under load.
+* `joining`: a fourth program joins three under load, half a minute after the first calls.
 
 Time-lines and their plot are in `build/live`.
 """
@@ -437,9 +437,9 @@ async def hot(cluster: Cluster) -> Results:
 
 
 async def joining(cluster: Cluster) -> Results:
-    """A third program joins two."""
-    async with cluster.running(PROGRAMS - 1):
-        await cluster.scene("unequal", unequal(), 60)
+    """A fourth program joins three."""
+    async with cluster.running(PROGRAMS):
+        await cluster.scene("unequal", unequal(), 30)
         await cluster.start()
         await cluster.scene("joined", unequal(), 60)
     figures = cluster.timeline.figures("cpu_s", "joined", due_s=10, distance=EVEN)
@@ -496,7 +496,7 @@ def plot(lines: Sequence[Timeline], path: Path) -> None:
         title = "calls" if figure_of == "calls" else "CPU time"
         axis.set_title(f"{line.name}: share of {title}, %", loc="left", fontsize=10)
         axis.set_ylim(0, 100)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=PROGRAMS)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=PROGRAMS + 1)
     figure.savefig(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.lab.results import Result, RunMove, starting_owners
 from equipoise.lab.running import run
-from equipoise.lab.traces import Shape, Trace, TraceBroker, generated
+from equipoise.lab.traces import Loads, Shape, Trace, TraceBroker, generated
 
 _SMALL = Shape(brokers=4, bundles=100, load=1_000.0, duration_s=900.0)
 
@@ -57,6 +58,65 @@ def test_a_broker_that_joins_is_filled_at_once() -> None:
     metrics = result.metrics()
     assert metrics.balanced_s is not None
     assert metrics.balanced_s <= 60
+
+
+_CALL_MS = np.random.default_rng(7).permutation(
+    [0.1 * 500 ** ((place / 63) ** 4) for place in range(64)]
+)
+"""What a call costs by shard: from 0.1 to 50 ms."""
+
+
+def _calls(call_ms: Loads, seconds: int, *, seed: int) -> Loads:
+    """Steps of 2.5 s in which chance makes about 200 calls/s. A core does 1,000 ms a second."""
+    calls = np.random.default_rng(seed).poisson(200 * 2.5 / 64, (round(seconds / 2.5), 64))
+    loads: Loads = calls * (call_ms + 0.6) / 2.5
+    return loads
+
+
+def _programs(*phases: Loads, joins_s: Sequence[float]) -> Trace:
+    """One core each. Those that join get shards by number, because nobody calls for 20 s."""
+    brokers = tuple(
+        TraceBroker(broker=f"{name}:1", capacity=1_000.0, joins_s=at_s)
+        for name, at_s in zip("abcd", joins_s, strict=False)
+    )
+    idle = np.full((8, 64), 0.005)
+    shards = tuple(f"t/n/{number}" for number in range(64))
+    loads = np.concatenate((idle, *phases))
+    return Trace(name="live", step_s=2.5, bundles=shards, brokers=brokers, loads=loads)
+
+
+def _furthest(result: Result, call_ms: Loads, *, at_s: float) -> float:
+    """How far the expected load of a broker is from the mean, relative to the mean."""
+    owners = starting_owners(result.trace, 1)
+    for move in result.moves:
+        if move.at_s <= at_s:
+            owners[move.bundle] = [each.broker for each in result.trace.brokers].index(
+                move.destination or ""
+            )
+    used = np.bincount(owners, call_ms + 0.6, len(result.trace.brokers))
+    return float(np.abs(used / used.mean() - 1).max())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_calls_that_begin_at_shards_spread_by_number_are_evened_out_by_cost(seed: int) -> None:
+    """Though all shards have moved lately. Then one of them costs 100 times as much."""
+    dearer = _CALL_MS.copy()
+    dearer[np.abs(dearer - 1).argmin()] *= 100
+    phases = _calls(_CALL_MS, 60, seed=seed), _calls(dearer, 60, seed=seed + 9)
+    result = run(_programs(*phases, joins_s=(0.0, 5.0, 12.5)))
+    assert _furthest(result, _CALL_MS, at_s=20) > 0.3
+    assert _furthest(result, _CALL_MS, at_s=50) < 0.2
+    assert _furthest(result, dearer, at_s=80) > 0.4
+    assert _furthest(result, dearer, at_s=110) < 0.1
+
+
+@pytest.mark.parametrize("joins_s", [22.0, 26.0, 40.0])
+def test_a_program_that_joins_soon_after_calls_begin_has_its_share(joins_s: float) -> None:
+    """Though at first nobody knows what a shard costs, and all shards have moved lately."""
+    calls = _calls(_CALL_MS, 60, seed=1)
+    result = run(_programs(calls, joins_s=(0.0, 5.0, 12.5, joins_s)))
+    assert _furthest(result, _CALL_MS, at_s=joins_s + 10) < 0.35
+    assert _furthest(result, _CALL_MS, at_s=joins_s + 20) < 0.25
 
 
 def test_bundles_of_a_lost_broker_are_placed_and_do_not_count_as_moves() -> None:
