@@ -202,19 +202,31 @@ def incarnation_existed(case: BrokerCase) -> Violations:
 
 @baseless.also("broker")
 def expected_offset_existed(case: BrokerCase) -> Violations:
-    """Check that a record of this broker's key expects an offset where a record of the key was
-    accepted.
-    """
+    """Check that a record of this broker's key expects an offset of the key, not of another one."""
     expected_offset, lasts = case.record.get("expected_offset"), case.known.lasts
-    if not case.is_of_key or type(expected_offset) is not int:
+    if (
+        not case.is_of_key
+        or type(expected_offset) is not int
+        or case.fact.context.get("nothing_at") == expected_offset
+    ):
         return
-    if expected_offset >= case.fact.offset:
-        yield Violation(f"it expects offset {expected_offset}, which is not below its own")
-    elif lasts and lasts[0] < expected_offset < lasts[-1] and expected_offset not in lasts:
+    if lasts and lasts[0] < expected_offset < lasts[-1] and expected_offset not in lasts:
         yield Violation(
             f"it expects offset {expected_offset}, where no record of its key was accepted",
             offsets=(expected_offset,),
         )
+
+
+@rule(
+    "broker",
+    "warning",
+    means="A broker that has left still works, or somebody writes in its name.",
+    remedy="Find out whether a process runs with this broker's id, and restrict who can write.",
+)
+def writes_after_leaving(case: BrokerCase) -> Violations:
+    """The record with which a broker leaves is its last."""
+    if case.is_signed and case.is_publisher and case.fact.context.get("publisher") == "left":
+        yield Violation(f"{case.what} is signed as incarnation {case.incarnation}, which had left")
 
 
 # --- leases ---
@@ -363,9 +375,15 @@ def silent_too_long(case: BrokerCase) -> Violations:
 def digest_differs(case: BrokerCase) -> Violations:
     """The digest that a broker writes with its renewal is that of the view which the log gives."""
     if case.is_of_key and case.is_accepted and (case.fact.after or {}).get("diverged"):
+        gap = case.fact.context.get("gap")
+        missing = (
+            ""
+            if gap is None
+            else f"; the log has no entry from {gap[0]} to {gap[1]}, which may be why"
+        )
         yield Violation(
             "the digest of this renewal is not that of the view: this broker has another state than"
-            " the log gives"
+            f" the log gives{missing}"
         )
 
 

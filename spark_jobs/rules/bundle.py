@@ -173,9 +173,13 @@ class BundleMemory(Memory):
     def check(self, fact: Fact) -> Iterator[Finding]:
         """See `Memory`. A fact takes about 20 microseconds."""
         if fact.source == "serving":
-            yield from check_serving(self.serving, fact)
+            if "follows" not in fact.context:
+                yield from check_serving(self.serving, fact)
         elif fact.source == "channel" and fact.verdict != NOT_FOLDED:
             case = BundleCase(fact, self.state)
+            if "follows" in fact.context and case.is_named:
+                # Who served it until here is not known any more.
+                self.serving = Serving(known_from=fact.offset)
             yield from check_rules("bundle", case)
             if case.is_accepted and (fact.before is not None or fact.after is not None):
                 before, self.state = self.state, case.after

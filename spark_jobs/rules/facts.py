@@ -46,15 +46,15 @@ class Fact:
       None.
     * a namespace: {status, last}, and after its bundles changed {removed, added}: lists of [low,
       high, phase, owner, token].
-    * the log: `after` is {event, ...}. Events of an entry: `garbage`, `null`, `malformed`. Events
-      of the log: `time_fell`, `time_leapt`, `records_lost`, `log_went_back`, `level_too_new`,
-      `log_closed`, `begun_above`, `channel_incomplete`. Event of a malformed note:
-      `unreadable_note`, with `context` {reached}.
+    * the log: `after` is {event, ...}. Events of an entry: `garbage`, `damaged`, `malformed`.
+      Events of the log: `entries_missing`, `damage_spreads`, `time_fell`, `time_leapt`,
+      `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`,
+      `channel_incomplete`. Event of a malformed note: `unreadable_note`, with `context` {reached}.
 
     A serving note is a fact of its bundle. `after` is the bundle as the channel has it so far.
-    `context` is {begin, reached, log, stopped}: the logical offset after which the channel is
-    known, the last one folded, the log's identity if known, and whether folding has stopped for
-    good.
+    `context` is {begin, reached, log, stopped, follows}: the logical offset after which the channel
+    is known, the last one folded, the log's identity if known, whether folding has stopped for
+    good, and the damage since which the bundle's ownership is not known.
     """
 
     subject: str

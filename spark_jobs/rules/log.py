@@ -35,6 +35,9 @@ TIME_FELL_MS_MIN: Final = 1_000
 """Smaller steps back are normal between two writers or two synchronised clocks."""
 
 _CHECK_THE_CLOCK: Final = "Check the clock of the machine that stores the log."
+_RESTORE: Final = (
+    "Check the storage. Run `equipoise channel verify`, and recover the log from a copy."
+)
 _TIME_STANDS_STILL: Final = (
     "Until the clock has caught up, the log's time stands still, and rules about durations find"
     " nothing."
@@ -42,7 +45,6 @@ _TIME_STANDS_STILL: Final = (
 _NO_RECORD: Final = {
     "garbage": "these bytes are no record",
     "malformed": "it does not have the form of a record",
-    "null": "the entry has no value, so it is no record",
 }
 _STOPS: Final = ("log_went_back", "level_too_new", "channel_incomplete", "begun_above")
 
@@ -113,6 +115,63 @@ def malformed(case: LogCase) -> Violations:
 
 @rule(
     "log",
+    "alarm",
+    means=(
+        "The storage changed an entry. Brokers that read it already know what it was; a broker that"
+        " reads it now cannot go on."
+    ),
+    remedy=_RESTORE,
+)
+def entry_damaged(case: LogCase) -> Violations:
+    """Each entry is as it was written."""
+    if case.event == "damaged":
+        yield Violation("the entry does not match its checksum, so what it was is unknown")
+
+
+@rule(
+    "log",
+    "alarm",
+    means=(
+        "Somebody removed entries, or the storage lost them. Brokers that read them have another"
+        " state than the log gives."
+    ),
+    remedy=_RESTORE,
+)
+def entries_missing(case: LogCase) -> Violations:
+    """No entry disappears from the midst of the log."""
+    # A log may skip offsets, so a gap alone proves nothing.
+    if case.event == "entries_missing":
+        first, last = case.details["from"], case.details["to"]
+        missing = f"no entry at {first}" if first == last else f"no entry from {first} to {last}"
+        yield Violation(
+            f"the log has {missing}, but this record refers to it: it was removed, or the record is"
+            " forged",
+            offsets=(first, last),
+        )
+
+
+@rule(
+    "log",
+    "notice",
+    means=(
+        "Brokers accepted records that the audit must reject. It does not report each of them, nor"
+        " the differing digests."
+    ),
+    remedy=_RESTORE,
+)
+def damage_spreads(case: LogCase) -> Violations:
+    """No record depends on a damaged or missing one."""
+    if case.event == "damage_spreads":
+        damage = case.details["damage"]
+        yield Violation(
+            f"from here on records are rejected because of what is damaged or missing at {damage};"
+            " they are not reported one by one",
+            offsets=(damage,),
+        )
+
+
+@rule(
+    "log",
     "warning",
     means=(
         "Somebody who does not know the format writes there, or stored documents were damaged. The"
@@ -175,8 +234,8 @@ def records_lost(case: LogCase) -> Violations:
     # A log may skip offsets, and below its beginning it is unknown which of them had a record.
     if case.event == "records_lost":
         yield Violation(
-            f"the log was truncated below {case.details['to']} before the audit read the offsets"
-            f" from {case.details['from']} on"
+            f"the offsets from {case.details['from']} to {case.details['to'] - 1} are lost: the log"
+            " was truncated before the audit had read them"
         )
 
 

@@ -109,7 +109,9 @@ class RejectionCase(Case):
 
     def count(self, rejections: Rejections, publisher: str) -> None:
         """Count the record of `publisher` if it was rejected."""
-        if self.fact.verdict not in (None, ACCEPTED, NOT_FOLDED):
+        if self.fact.verdict in (None, ACCEPTED, NOT_FOLDED):
+            return
+        if "follows" not in self.fact.context:
             self.rejected = rejections.count(self.fact, publisher)
 
 

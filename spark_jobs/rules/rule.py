@@ -94,7 +94,7 @@ def command_on(log: str, command: str) -> str:
 def command_for(rule: str, subject: str, offsets: Sequence[int]) -> str:
     """Return the command that shows a finding.
 
-    * Records are lost, so there is none to show: verify the log.
+    * Records are lost or damaged, so there is none to show: verify the log.
     * A bundle: show its history.
     * One of two records is forged: show both.
     * Otherwise: show the last record.
@@ -103,7 +103,7 @@ def command_for(rule: str, subject: str, offsets: Sequence[int]) -> str:
     braces: insert the URL with `str.replace`, never with `str.format`.
     """
     kind, _, name = subject.partition(":")
-    if rule == "records_lost":
+    if rule in ("entries_missing", "entry_damaged", "records_lost"):
         return "equipoise channel verify --log {log}"
     if kind == "bundle" and parse_bundle(name) is not None:
         return f"equipoise channel why {quote(name)} --log {{log}}"
@@ -291,9 +291,24 @@ class Case:
         )
 
 
+EXPLAINED_BY_DAMAGE: Final = frozenset(
+    {
+        "baseless",
+        "digest_differs",
+        "false_proof",
+        "too_many_rejections",
+        "writes_after_leaving",
+        "writes_what_it_may_not",
+    }
+)
+"""Rules that records of honest brokers break if they follow from damage to the log
+(`spark_jobs.rules.membership.references`)."""
+
+
 def check_rules(kind: SubjectKind, case: Case) -> Iterator[Finding]:
     """Check all rules of a kind of subject, and yield the findings."""
     verdict, expected = case.fact.verdict, case.expected
+    follows = case.fact.context.get("follows") is not None
     if expected is not None and verdict not in (expected, NOT_FOLDED, None):
         broken = (
             _BROKEN_BY_ACCEPTING.get(f"{case.form}: {expected}")
@@ -304,6 +319,8 @@ def check_rules(kind: SubjectKind, case: Case) -> Iterator[Finding]:
         text = f"{case.what} was {verdict}; the audit expects {expected}"
         yield _finding(RULES[broken or "verdict_differs"], case.fact, Violation(text))
     for each, check in _CHECKS[kind]:
+        if follows and each.name in EXPLAINED_BY_DAMAGE:
+            continue
         for violation in check(case):
             yield _finding(each, case.fact, violation)
 
@@ -416,10 +433,20 @@ audit_broken: Final = Rule(
 )
 def baseless(case: Case) -> Violations:
     """A record refers only to what was on the log before it."""
-    if case.fact.context.get("publisher") == "never" and case.fact.subject == case.fact.context.get(
-        "checked_by"
-    ):
+    context, offset = case.fact.context, case.fact.offset
+    if case.fact.subject != context.get("checked_by"):
+        return
+    nothing_at = context.get("nothing_at")
+    if context.get("publisher") == "never":
         yield Violation(
             f"{case.what} is signed as incarnation {case.record.get('incarnation')}, which no"
             " broker ever had"
+        )
+    elif nothing_at is not None and nothing_at >= offset:
+        yield Violation(f"{case.what} is based on offset {nothing_at}, which is not below its own")
+    elif nothing_at is not None:
+        yield Violation(
+            f"{case.what} is based on offset {nothing_at}, where no record was accepted: one of the"
+            " two is not what was written",
+            offsets=(nothing_at,),
         )

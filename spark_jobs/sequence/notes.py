@@ -120,6 +120,7 @@ class Now:
     * `begin`: the offset after which the channel is known (0: from its beginning).
     * `log`: the log's identity, None if unknown.
     * `stopped`: whether folding has stopped for good.
+    * `damage_of`: see `spark_jobs.rules.membership.view.Membership`.
     """
 
     at_ms: int
@@ -127,6 +128,7 @@ class Now:
     begin: int
     log: str | None
     stopped: bool
+    damage_of: Callable[[str, object], int | None]
 
 
 def rows_of_note(arrival: Arrival, *, now: Now) -> Sequence[Emitted]:
@@ -178,6 +180,9 @@ def _serving(arrival: Arrival, raw: Raw, now: Now) -> Sequence[Emitted] | None:
         context["log"] = now.log
     if now.stopped:
         context["stopped"] = True
+    follows = now.damage_of(bundle, raw.get("token"))
+    if follows is not None:
+        context["follows"] = follows
     fact = Fact(
         subject=subject("bundle", bundle),
         source=arrival.source,

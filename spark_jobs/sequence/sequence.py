@@ -64,6 +64,7 @@ from equipoise.spark_jobs.sequence.subjects import (
     fact_bytes,
     kind_of,
     parsed,
+    referring,
     short,
     verdict_text,
 )
@@ -182,6 +183,7 @@ class Sequence:
         )
         self._log = log
         self._snapshot_records = snapshot_records
+        self._seen = 0  # The greatest physical offset before the present entry.
         self._until_snapshot = 0  # The first record is followed by a snapshot.
         self._time = LogTime()
         self._folding = Folding(
@@ -286,6 +288,7 @@ class Sequence:
                     begin=self._folding.begin,
                     log=self._log,
                     stopped=self._folding.stopped is not None,
+                    damage_of=self._damage_of,
                 )
                 yield from (
                     row for row in rows_of_note(arrival, now=now) if row.table in self._wants
@@ -293,6 +296,9 @@ class Sequence:
             elif arrival.offset >= FIRST_OFFSET:
                 # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
+
+    def _damage_of(self, bundle: str, token: object) -> int | None:
+        return None if self._membership is None else self._membership.damage_of(bundle, token)
 
     def facts(self, arrivals: Iterable[Arrival]) -> Iterator[Fact]:
         """Yield the facts of these arrivals in the order of `feed`, for a host that checks them in
@@ -303,6 +309,7 @@ class Sequence:
                 yield from (parse_fact(row.body or b"") for row in self.feed((arrival,)))
                 continue
             _, offset, at_ms, value = arrival
+            self._seen = self._folding.seen
             events = self._time.advance(at_ms)
             folded = self._folding.fold(offset, value or b"", events)
             facts = self._facts(folded, offset, value, events, parsed(value or b""))
@@ -314,7 +321,8 @@ class Sequence:
     def _entry(self, arrival: Arrival) -> list[Emitted]:
         """Return the rows of one entry of the channel."""
         _, offset, at_ms, value = arrival
-        is_new = offset > self._folding.seen
+        self._seen = self._folding.seen
+        is_new = offset > self._seen
         events = self._time.advance(at_ms)
         folded = self._folding.fold(offset, value or b"", events)
         rows: list[Emitted] = []
@@ -450,6 +458,11 @@ class Sequence:
             facts += self._facts_of_record(folded, value, raw)
         return facts
 
+    def _gap_from(self, offset: int) -> int | None:
+        """Return the first missing offset below the entry at `offset`; None if none is missing."""
+        first = self._seen + 1 + self.view.base
+        return first if self._seen >= FIRST_OFFSET and first < offset else None
+
     def _facts_of_record(
         self, folded: Folded, value: bytes | None, raw: Raw | None
     ) -> Iterator[Fact]:
@@ -461,6 +474,9 @@ class Sequence:
         )
         assert self._membership is not None, "a sequence that makes facts has one"
         context = self._membership.context_of(offset, at_ms, raw, behind_ms=self._time.behind_ms)
+        entry = referring(folded, is_damaged=value is None, gap_from=self._gap_from(offset))
+        for event in self._membership.refer(entry, raw, context):
+            yield Fact(subject=LOG, source=_CHANNEL, offset=offset, at_ms=at_ms, after=event)
         further = self._membership.follow(offset, raw, verdict)
         if type(record) is Renewed and folded.verdict.accepted:
             changes = {
@@ -469,7 +485,7 @@ class Sequence:
                 )
             }
         else:
-            changes = self._subjects.of_record(folded, raw, is_null=value is None)
+            changes = self._subjects.of_record(folded, raw, is_damaged=value is None)
             # The checker that compares the verdicts needs a fact, even of an entry that only
             # resembles a record.
             changes.setdefault(context["checked_by"], NAMED)

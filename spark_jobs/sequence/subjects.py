@@ -39,7 +39,9 @@ from equipoise.channel.core.records import (
     Unreadable,
 )
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.verify import ties
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.membership.references import Referring
 
 LOG: Final = subject("log", "")
 """The subject of events of the log as a whole."""
@@ -170,17 +172,17 @@ class Subjects:
         return SubjectChange(before, after)
 
     def of_record(
-        self, folded: Folded, raw: Raw | None, *, is_null: bool = False
+        self, folded: Folded, raw: Raw | None, *, is_damaged: bool = False
     ) -> dict[str, SubjectChange]:
-        """Return every subject of a record, in the order of their facts. `is_null`: the entry had
-        no value.
+        """Return every subject of a record, in the order of their facts. `is_damaged`: the
+        entry has no value, because it does not match its checksum.
         """
         record, verdict = folded.record, folded.verdict
         found = dict.fromkeys(self._named(record, verdict, raw), NAMED)
         if isinstance(record, Renewed) and verdict.accepted:
             found[subject("broker", record.key)] = self.of_renewal(record, folded.offset, verdict)
         if isinstance(record, Unreadable):
-            event = "null" if is_null else "garbage" if raw is None else "malformed"
+            event = "damaged" if is_damaged else "garbage" if raw is None else "malformed"
             found[LOG] = SubjectChange(
                 None, {"event": event, "problem": record.problem[:TEXT_CHARACTERS_MAX]}
             )
@@ -282,6 +284,27 @@ def bundle_in_fact(entry: BundleEntry) -> Raw:
         "low": entry.low,
         "high": entry.high,
     }
+
+
+def referring(folded: Folded, *, is_damaged: bool, gap_from: int | None) -> Referring:
+    """Return what a folded entry refers to. `is_damaged`, `gap_from` are as in `Referring`."""
+    record, verdict = folded.record, folded.verdict
+    if isinstance(record, Unreadable | Genesis):
+        return Referring(
+            offset=folded.offset,
+            verdict=verdict_text(verdict),
+            is_damaged=is_damaged,
+            gap_from=gap_from,
+        )
+    bases = (record.expected_offset, getattr(record, "expected_offset_right", None))
+    return Referring(
+        offset=folded.offset,
+        bases=tuple(base for base in bases if base),
+        others=ties(record),
+        verdict=verdict_text(verdict),
+        gap_from=gap_from,
+        agrees=not verdict.diverged if type(record) is Renewed and verdict.accepted else None,
+    )
 
 
 def _range(entry: BundleEntry) -> Range:

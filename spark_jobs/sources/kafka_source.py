@@ -280,8 +280,11 @@ def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
         functions.lit(HEADER_KEY)
     )
     at_ms = functions.coalesce(functions.unix_millis("timestamp"), functions.lit(0))
+    # A tombstone in the log becomes an empty entry, which is no valid record, as for brokers.
+    is_tombstone = (column("topic") == topics[Source.CHANNEL]) & column("value").isNull()
+    value = functions.when(is_tombstone, functions.lit(b"")).otherwise(column("value"))
     return rows.where(~is_header).select(
-        _source_of(topics).alias("source"), "offset", at_ms.alias("at_ms"), "value"
+        _source_of(topics).alias("source"), "offset", at_ms.alias("at_ms"), value.alias("value")
     )
 
 

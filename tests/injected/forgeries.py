@@ -109,6 +109,13 @@ def _admin_makes_it_leave(scene: Scene) -> Forged:
     return _about_broker(broker, propose.left(scene.as_admin(), broker))
 
 
+def _based_on_the_future(scene: Scene) -> Forged:
+    bundle = scene.owned()
+    broker = scene.up()
+    later = replace(bundle, last=scene.view.offset + 1_000_000)
+    return about_bundle(bundle, propose.opened(scene.as_broker(broker), later))
+
+
 # --- steps that no table has ---
 
 
@@ -421,6 +428,7 @@ FORGERIES: Final = (
         name="stranger_drains_another", make=_about_another(propose.draining), rules=_NOT_ALLOWED
     ),
     Forgery(name="renews_another", make=_about_another(propose.renewed), rules=_NOT_ALLOWED),
+    Forgery(name="based_on_the_future", make=_based_on_the_future, rules=frozenset({"baseless"})),
     Forgery(name="cuts_outside", make=_cuts_outside, rules=_NO_STEP),
     Forgery(name="merges_strangers", make=_merges_strangers, rules=_NO_STEP),
     Forgery(

@@ -157,7 +157,22 @@ def _deletion_stops(_seed: int, rng: Random) -> Injected:
     return injected(timed.arrivals, "deleting_too_long", f"namespace:{NAMESPACE}", since)
 
 
+def _writes_after_leaving(_seed: int, rng: Random) -> Injected:
+    """A broker leaves, and then wants a bundle."""
+    channel = channel_with("a", "b", bundles=2)
+    channel.own("b")
+    timed = _TimedChannel(channel, rng)
+    timed.renew()
+    channel.accept(propose.left(timed.author("a"), channel.broker("a")))
+    timed.take()
+    timed.renew(without="a")
+    channel.put(propose.unload(timed.author("a"), channel.bundle()))
+    timed.take()
+    return injected(timed.arrivals, "writes_after_leaving", "broker:a", timed.arrivals[-1].offset)
+
+
 STORIES: Final = (
+    Kind(name="writes_after_leaving", inject=_writes_after_leaving),
     *(Kind(name=f"stuck_{phase}", inject=partial(_stuck, phase)) for phase in _STUCK),
     Kind(name="freed_and_left", inject=_freed_and_left),
     Kind(name="passed_to_and_fro", inject=_passed_to_and_fro),

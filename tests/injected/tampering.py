@@ -19,6 +19,7 @@ from tests.injected.honest import busy_channel
 from tests.injected.injection import Injected, Kind, injected
 
 _BACK_MS: Final = 600_000
+REMOVED: Final = 11
 _AHEAD_MS: Final = 365 * 86_400_000
 
 
@@ -109,7 +110,35 @@ def _takes_a_record_away(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = _place(channel, rng, _changes_one_bundle)
     gone = channel.pop(place)
-    return _first_that_differs(channel, gone.offset, _DIFFERS)
+    differs = _first_that_differs(channel, gone.offset, _DIFFERS)
+    return differs and Injected(
+        arrivals=channel,
+        rules=differs.rules | {"entries_missing"},
+        subjects=differs.subjects | {"log:"},
+        offsets=differs.offsets | set(range(channel[place - 1].offset, channel[place].offset)),
+    )
+
+
+def _takes_many_records_away(seed: int, rng: Random) -> Injected:
+    """Remove eleven neighbouring entries, renewals and steps of bundles."""
+    channel = _channel(seed)
+    place = _place(channel, rng, _is_renewal)
+    gone = channel[place : place + REMOVED]
+    del channel[place : place + REMOVED]
+    return Injected(
+        arrivals=channel,
+        rules=frozenset({"entries_missing"}),
+        subjects=frozenset({"log:"}),
+        offsets=frozenset(range(channel[place - 1].offset, gone[-1].offset + 1)),
+    )
+
+
+def _flips_a_byte(seed: int, rng: Random) -> Injected:
+    """A stored record does not match its checksum, so the reader knows only where it is."""
+    channel = _channel(seed)
+    place = _place(channel, rng, lambda folded: folded.verdict.accepted)
+    channel[place] = channel[place]._replace(value=None)
+    return injected(channel, "entry_damaged", "log:", channel[place].offset)
 
 
 def _swaps_two_records(seed: int, rng: Random) -> Injected | None:
@@ -142,9 +171,7 @@ def _lets_time_leap(seed: int, rng: Random) -> Injected:
 
 
 def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
-    """An entry without a value, as a compacted topic has for what was removed, and a channel
-    never.
-    """
+    """An empty entry, as a compacted topic has for what was removed, and a channel never."""
     channel = _channel(seed)
     gaps = [
         place
@@ -153,7 +180,7 @@ def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
     ]
     place = rng.choice(gaps)
     before = channel[place]
-    channel.insert(place + 1, before._replace(offset=before.offset + 1, value=None))
+    channel.insert(place + 1, before._replace(offset=before.offset + 1, value=b""))
     return injected(channel, "malformed", "log:", before.offset + 1)
 
 
@@ -182,6 +209,8 @@ TAMPERINGS: Final = (
     Kind(name="alters_a_digest", inject=_alters_a_digest),
     Kind(name="alters_an_accepted_record", inject=_alters_an_accepted_record),
     Kind(name="takes_a_record_away", inject=_takes_a_record_away),
+    Kind(name="takes_many_records_away", inject=_takes_many_records_away),
+    Kind(name="flips_a_byte", inject=_flips_a_byte),
     Kind(name="swaps_two_records", inject=_swaps_two_records),
     Kind(name="lets_time_fall", inject=_lets_time_fall),
     Kind(name="lets_time_leap", inject=_lets_time_leap),

@@ -6,6 +6,8 @@ BENCH=audit_honest` asks for a million records.
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from equipoise.channel.core.log import Entry
@@ -74,6 +76,20 @@ def test_a_clock_that_was_set_back_breaks_no_rule(name: str) -> None:
     assert [] == findings_of(
         [arrival._replace(at_ms=min(arrival.at_ms, stands_ms)) for arrival in channel]
     )
+
+
+@pytest.mark.parametrize("name", ["flips_a_byte", "takes_many_records_away"])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_damage_is_one_alarm_that_accuses_no_broker(name: str, seed: int) -> None:
+    """What follows from it is folded under it."""
+    kind = next(kind for kind in KINDS if kind.name == name)
+    injected = kind.inject(seed, Random(seed))
+    assert injected is not None
+    found = findings_of(injected.arrivals)
+    assert {"log:"} == {finding.subject for finding in found}
+    alarms = [finding for finding in found if RULES[finding.rule].severity == "alarm"]
+    assert (1, [*injected.named_by(alarms)]) == (len(alarms), alarms)
+    assert {"damage_spreads"} >= {finding.rule for finding in found} - injected.rules
 
 
 def test_batches_do_not_change_findings() -> None:

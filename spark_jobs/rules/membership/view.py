@@ -33,6 +33,7 @@ from equipoise.spark_jobs.rules.membership.members import (
     Whole,
     joined_member,
 )
+from equipoise.spark_jobs.rules.membership.references import References, Referring
 from equipoise.spark_jobs.rules.membership.verdicts import (
     envelope_of,
     verdict_before_content,
@@ -80,8 +81,9 @@ class Context(TypedDict, total=False):
       invalid.
     * `checked_by`: the subject whose checker compares `expected` with the fold's verdict; it always
       gets a fact. For an entry that is not a well-formed record it is the log.
-    * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or
-      `nobody` (no readable envelope, or none needed: genesis, joined).
+    * `publisher`: `live`, `dead`, `left` (dead by its broker's own record), `never` (no broker ever
+      had this incarnation), `admin`, or `nobody` (no readable envelope, or none needed: genesis,
+      joined).
     * `expected`: the audit's verdict; absent if it depends on the state of bundles.
     * `target`: status of the `owner` that a bundle's record names: up, draining, dead, never (no
       broker ever had it), or not_serving (up, but its program does not serve the namespace).
@@ -102,6 +104,7 @@ class Context(TypedDict, total=False):
       silence is reported once, with a record of a live publisher, who gets a fact.
     * `deleting_since`: [namespace, offset] of namespaces whose deletion takes too long since that
       offset, reported like `silent`.
+    * `nothing_at`, `follows`, `gap`: what the record refers to (`references.Referred`).
     * `overdue`: bundles that are pending or unserved for too long, with the offset since when.
       Reported once; each gets a fact.
     """
@@ -122,6 +125,9 @@ class Context(TypedDict, total=False):
     accuser_back_ms: int
     silent: list[tuple[str, int, int | None]]
     deleting_since: list[tuple[str, int]]
+    nothing_at: int
+    follows: int
+    gap: Sequence[int]
     overdue: Mapping[str, int]
 
 
@@ -133,6 +139,7 @@ class Membership:
         self._in_flight_max_ms = in_flight_max_ms
         self._known = Known()
         self._holdings = Holdings()
+        self._references = References()
         self._heard: dict[str, int] = {}  # Awake time of live brokers' last records, oldest first.
         self._deleting: dict[str, Since] = {}  # Deletions not yet reported, oldest first.
         self._is_incarnation_new = False  # Whether the row of incarnations changed.
@@ -185,6 +192,7 @@ class Membership:
             self._hear(name)
         self._mark_served()
         self._holdings.begin(bundles, now)
+        self._references.begin(known.whole.begun)
 
     def changed_rows(self) -> list[StateRow]:
         """Return the rows of state that changed since the last call; None for removed ones."""
@@ -217,8 +225,15 @@ class Membership:
 
     def _parts(
         self,
-    ) -> tuple[StateTable[str, Member], StateTable[str, Namespace], StateTable[str, int], Holdings]:
-        return self._known.brokers, self._known.namespaces, self._known.policies, self._holdings
+    ) -> tuple[
+        StateTable[str, Member],
+        StateTable[str, Namespace],
+        StateTable[str, int],
+        Holdings,
+        References,
+    ]:
+        known = self._known
+        return known.brokers, known.namespaces, known.policies, self._holdings, self._references
 
     def _find_deleting(self) -> None:
         found = (
@@ -283,6 +298,12 @@ class Membership:
             is_deleting=self._is_deleting,
             served_since_ms=self._served_since_ms,
         )
+        if overdue:
+            overdue = {
+                name: since
+                for name, since in overdue.items()
+                if self._references.follows(subject("bundle", name)) is None
+            }
         self._overdue = sorted(overdue)
         if overdue:
             context["overdue"] = overdue
@@ -314,8 +335,10 @@ class Membership:
             if silent_ms <= SILENT_MAX_MS:
                 break
             member = self._known.brokers[name]
-            if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (
-                member.lease_ms + member.grace_ms
+            if (
+                not member.is_silence_reported
+                and silent_ms > SILENT_LEASES_MAX * (member.lease_ms + member.grace_ms)
+                and self._references.follows(subject("broker", name)) is None
             ):
                 member.is_silence_reported = True
                 self._known.brokers.touch(name)
@@ -360,9 +383,13 @@ class Membership:
                 if raw is not None and str(raw.get("publisher", "")).startswith(forms.ADMIN)
                 else "nobody"
             )
-        if self._known.live.get(envelope[1]) == envelope[0]:
+        publisher, incarnation, _ = envelope
+        if self._known.live.get(incarnation) == publisher:
             return "live"
-        return "never" if self._known.incarnations.never_was(envelope[1]) else "dead"
+        member = self._known.brokers.get(publisher)
+        if member is not None and (member.status, member.incarnation) == ("left", incarnation):
+            return "left"
+        return "never" if self._known.incarnations.never_was(incarnation) else "dead"
 
     def _describe(self, raw: Raw, context: Context) -> None:
         """Add what the context says about the broker or the bundle that a record names."""
@@ -425,6 +452,33 @@ class Membership:
         return "never" if self._known.incarnations.never_was(incarnation) else "dead"
 
     # --- following the fold ---
+
+    def refer(self, entry: Referring, raw: Raw | None, context: Context) -> Sequence[Raw]:
+        """Check what the present record refers to, and add that to its context. Return events of
+        the log. Call it between `context_of` and `follow`.
+        """
+        subjects: tuple[str, ...] = ()
+        if context["checked_by"] != _THE_LOG and raw is not None:
+            subjects = (context["checked_by"],)
+            if raw["kind"] == "merge":
+                subjects = (*subjects, subject("bundle", raw["right"]))
+        found = self._references.refer(entry, subjects)
+        if found.nothing_at is not None:
+            context["nothing_at"] = found.nothing_at
+        if found.gap is not None:
+            context["gap"] = found.gap
+        if found.follows is not None:
+            context["follows"] = found.follows
+            if context["publisher"] == "live" and raw is not None:
+                self._hear(raw["publisher"])  # It lives, though its records are rejected here.
+        return found.events
+
+    def damage_of(self, bundle: str, token: object) -> int | None:
+        """Return the damaged or missing offset since which the ownership of a bundle with this
+        token is not known; None if it is known.
+        """
+        references = self._references
+        return references.differs or references.follows(subject("bundle", bundle), token)
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
         """Apply the fold's `verdict` (`accepted`, or a reason) on the present record.

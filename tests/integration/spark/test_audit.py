@@ -20,6 +20,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.job import run_audit
+from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
@@ -73,9 +74,11 @@ def test_an_audit_reports_findings_everywhere_and_continues(
         said = Said()
         assert 1 == run_audit(options, said.screen())
         assert any("continued from the last run" in note for note in said.notes)
-        assert said.notes[-1].endswith(
-            " entries: 1 finding (malformed 1); the archive holds 1 older"
+        assert said.notes[-1] == (
+            f"audited up to {second} of {second}: 1 finding (malformed 1) in {second - first}"
+            " entries; the archive holds 1 older"
         )
+        assert Reach(audited=second, end=second) == reach_in(archive)
         assert [second] == [
             orjson.loads(document)["offsets"][-1]
             for document in kept(tmp_path / "log.observations")[1:]

@@ -134,12 +134,6 @@ def from_before_the_audit() -> BrokerStory:
         ),
         pytest.param(
             BrokerStory().joined(),
-            lambda story: story.member("renewed", expected_offset=99, verdict="stale"),
-            [("baseless", (2,))],
-            id="an expected offset above the record's own",
-        ),
-        pytest.param(
-            BrokerStory().joined(),
             lambda story: story.member("draining", after={**UP, "incarnation": 7, "last": 2}),
             [("state_differs", (2,))],
             id="a status that the records do not give",

@@ -21,7 +21,9 @@ GENESIS: dict[str, Any] = {
 EVENTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "garbage": ({"event": "garbage", "problem": "not JSON"}, ["malformed"]),
     "malformed": ({"event": "malformed", "problem": "no key"}, ["malformed"]),
-    "null": ({"event": "null", "problem": "not JSON"}, ["malformed"]),
+    "damaged": ({"event": "damaged", "problem": "not JSON"}, ["entry_damaged"]),
+    "missing": ({"event": "entries_missing", "from": 3, "to": 5}, ["entries_missing"]),
+    "spreads": ({"event": "damage_spreads", "damage": 3}, ["damage_spreads"]),
     "level too new": ({"event": "level_too_new", "problem": "level 3"}, ["folding_stopped"]),
     "went back": ({"event": "log_went_back", "position": 9, "found": 3}, ["folding_stopped"]),
     "closed": ({"event": "log_closed", "problem": "it was copied"}, ["log_closed"]),

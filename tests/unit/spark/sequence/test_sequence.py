@@ -128,7 +128,7 @@ def test_facts_of_what_is_no_record() -> None:
         (12, b'{"kind":"odd","publisher":"b1","key":7}'),
     ]
     rows = list(Sequence(BOTH).feed(arrivals(entries)))
-    assert ["garbage", "null", "malformed"] == [event["event"] for event in events(rows)]
+    assert ["garbage", "damaged", "malformed"] == [event["event"] for event in events(rows)]
     assert [b"\xff", None, entries[-1][1]] == [
         row.body for row in rows if row.table == Table.RECORDS
     ][-3:]
