@@ -280,7 +280,8 @@ class Load:
       `column`: the costs of all but newcomers, see `shedder.loads`.
     * `noise`: the standard error of `cost`, see `brokers.load.sampling`; None: not known yet.
     * `other_work`: the share of the broker that neither its bundles nor the process itself take;
-      None: not known yet. `cpu_sums`: what its CPU use shows, see `shedder.fit`.
+      None: not known. `cpu_sums`: what its CPU use shows, see `shedder.fit`. `cpu_problem`: why
+      that has shown nothing lately.
     * `declared`: by namespace. `capacities`: how much of a unit it can take, by unit.
     * `problem`: why the load of its bundles is not known; None: it is.
     * `history`: the configured share of an average that remains after `STEP_MS`.
@@ -300,6 +301,7 @@ class Load:
     noise: float | None = 0.0
     other_work: float | None = None
     cpu_sums: tuple[float, ...] = ()
+    cpu_problem: str | None = None
     declared: Mapping[str, Declared] = field(default_factory=dict)
     capacities: Mapping[str, float] = field(default_factory=dict)
     problem: str | None = None

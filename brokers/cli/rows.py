@@ -127,6 +127,7 @@ def _limits_row(load: Load) -> Row:
         },
         "capacities": dict(load.capacities),
         "load_problem": load.problem,
+        "cpu_problem": load.cpu_problem,
     }
 
 

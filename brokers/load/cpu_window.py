@@ -24,12 +24,13 @@ _CORES_MAX: Final = 10_000.0  # No broker has so many, whatever its services cou
 
 class CpuWindow:
     """The CPU use of one broker, in parts of `_PART_MS`, and what its bundles did. `sums`: see
-    `shedder.fit.with_observation`.
+    `shedder.fit.with_observation`. `problem`: why the last part does not count.
     """
 
     def __init__(self, *, cores: int) -> None:
         """`cores` are those of the machine."""
         self.sums: tuple[float, ...] = ()
+        self.problem: str | None = None
         self._cores = cores
         # Of the part that has not ended, times milliseconds: amounts, CPU use, what was measured.
         self._totals = [0.0] * (len(Amounts._fields) + 2)
@@ -60,7 +61,10 @@ class CpuWindow:
         *amounts, used, of_bundles = (total / self._part_ms for total in self._totals)
         part_ms, self._part_ms, self._totals = self._part_ms, 0, [0.0] * len(self._totals)
         done = Amounts(*amounts)
-        if not self._may_be(done, used, of_bundles):
+        self.problem = self._problem(done, used, of_bundles)
+        if self.problem is not None:
+            if self._parts:  # Old parts say nothing of this time, either.
+                self._parts.popleft()
             return
         rest = max(0.0, used - of_bundles)
         self.sums = with_observation(self.sums, done, rest, elapsed_s=part_ms / 1_000)
@@ -78,13 +82,18 @@ class CpuWindow:
             0.0, median_low(rest - cpu_of(done, coefficients) for _, done, rest in self._parts)
         )
 
-    def _may_be(self, amounts: Amounts, used: float, measured: float) -> bool:
+    def _problem(self, amounts: Amounts, used: float, measured: float) -> str | None:
         # NaN fails each comparison.
-        return (
-            used <= self._cores + _ROOM_CORES
-            and measured <= used + _ROOM_CORES
-            and cpu_of(amounts, ASSUMED) <= _CORES_MAX
-        )
+        if not used <= self._cores + _ROOM_CORES:
+            return f"its process has used {used:.3g} cores of {self._cores}: its clock has jumped"
+        if not measured <= used + _ROOM_CORES:
+            return (
+                f"its bundles report {measured:.3g} cores, and its process has used {used:.3g}:"
+                " its services report too much CPU time"
+            )
+        if not cpu_of(amounts, ASSUMED) <= _CORES_MAX:
+            return "its services report more calls, bytes or sessions than can be"
+        return None
 
 
 def _amounts(loads: Collection[BundleLoad], bundles: int) -> Amounts:

@@ -136,6 +136,7 @@ def encode_load(load: Load) -> bytes:
                 SUMS_UNITS,
                 b64encode(struct.pack(f">{len(load.cpu_sums)}d", *load.cpu_sums)).decode(),
             ],
+            "cpu_problem": load.cpu_problem,
             "column": b64encode(load.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles],
         }
@@ -187,6 +188,7 @@ def _load(document: object) -> Load:
         problem=optional_text(raw, "problem"),
         other_work=_unless_null(raw, "other_work"),
         cpu_sums=_cpu_sums(raw),
+        cpu_problem=optional_text(raw, "cpu_problem"),
         column=_in_base64(raw, "column", _COLUMN_CHARACTERS_MAX),
         bundles=_bundles(raw),
         history=history_in(raw),

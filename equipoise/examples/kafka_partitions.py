@@ -18,9 +18,10 @@ from threading import Event
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from equipoise import Shard
-from equipoise.errors import PeerError
+from equipoise.errors import OwnershipLost, PeerError
 
 RECORDS_MAX, WAIT_SECONDS = 500, 0.1  # Of one round. A move waits for the round under way.
+CLOSE_SECONDS = 5.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS results(
@@ -131,21 +132,29 @@ class Partitions:
             # The claim fences the former owner before this one reads.
             begin = {each: results.claim(each, shard.token) for each in mine}
             consumer.assign([self._place(each, offset) for each, offset in begin.items()])
-            while not stopping.is_set():
-                self._make_round(shard.token, results, consumer)
+            try:
+                while not stopping.is_set():
+                    self.make_round(shard, results, consumer)
+            except OwnershipLost:
+                if not stopping.wait(CLOSE_SECONDS):  # A move cancels the task next.
+                    raise
 
-    def _make_round(self, token: int, results: Results, consumer: Consumer) -> None:
-        """Process the records that have come, and commit them."""
-        found: dict[int, dict[int, str]] = {}
+    def make_round(self, shard: Shard, results: Results, consumer: Consumer) -> None:
+        """Process the records that have come, and commit them. The CPU time of a thread that goes
+        on for ever counts for its shard where work begins in it.
+        """
+        found: dict[int, dict[int, Message]] = {}
         for message in consumer.consume(RECORDS_MAX, WAIT_SECONDS):
             if (error := message.error()) is not None:
                 raise KafkaException(error)
             partition, offset = message.partition(), message.offset()
             assert partition is not None
             assert offset is not None
-            found.setdefault(partition, {})[offset] = self._process(message)
-        for partition, of_partition in found.items():
-            results.put(partition, token, of_partition)
+            found.setdefault(partition, {})[offset] = message
+        for partition, messages in found.items():
+            with shard.begin(str(partition)):
+                done = {offset: self._process(message) for offset, message in messages.items()}
+                results.put(partition, shard.token, done)
 
     def _place(self, partition: int, offset: int | None) -> TopicPartition:
         begin = OFFSET_BEGINNING if offset is None else offset

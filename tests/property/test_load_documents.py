@@ -87,6 +87,7 @@ SAMPLES = st.builds(
     capacities=st.dictionaries(UNITS, FIGURES, max_size=DECLARED_MAX),
     problem=st.none() | st.text(min_size=1, max_size=PROBLEM_CHARACTERS_MAX),
     other_work=st.none() | FIGURES,
+    cpu_problem=st.none() | st.text(min_size=1, max_size=PROBLEM_CHARACTERS_MAX),
     cpu_sums=st.just(()) | st.tuples(*[FIGURES] * SUMS),
     column=st.binary(max_size=COSTS_MAX * ENTRY_BYTES),
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),

@@ -190,6 +190,7 @@ class LoadReporter:
             sample,
             other_work=None if other_cores is None else other_cores / self._cores,
             cpu_sums=self._cpu.sums,
+            cpu_problem=self._cpu.problem,
         )
 
     def _rates(self, percents: Mapping[str, float], now_ms: int) -> Mapping[str, float]:

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.examples.kafka_partitions import Results, StaleOwner
+from equipoise import Shard, Tasks
+from equipoise.examples.kafka_partitions import Partitions, Results, StaleOwner
+from equipoise.pytest import MakeCluster
+from tests.load.cpu_clocks import cpu_clocks
 
 
 @pytest.fixture
@@ -110,3 +113,49 @@ def play(results: Results, steps: list[tuple[int, str, int]]) -> None:
     assert expected == [
         text for (text,) in results.connection.execute("SELECT result FROM results ORDER BY offset")
     ]
+
+
+class Message:
+    """A record of a partition, or a consumer that has one of each."""
+
+    def __init__(self, partition: int = 0) -> None:
+        self.number = partition
+
+    def error(self) -> None:
+        """Return None: it was read."""
+
+    def partition(self) -> int:
+        return self.number
+
+    def offset(self) -> int:
+        return 5
+
+    def consume(self, _most: int, _wait_seconds: float) -> list[Message]:
+        return [Message(0), Message(1), Message(2)]
+
+
+def test_a_thread_without_an_end_is_charged_for_each_partition_of_a_round(
+    equipoise_cluster: MakeCluster, results: Results, tmp_path: Path
+) -> None:
+    """What it has processed counts where its next work begins, although its function goes on."""
+
+    async def idle(_: Shard) -> None:
+        return
+
+    cluster = equipoise_cluster(lambda: Tasks("shop/orders", idle), brokers=1)
+    (bundle,) = cluster.create("shop/orders", bundles=1)
+    cluster.give(bundle, "broker-1")
+    shard = Shard(cluster.ownership("shop/orders", "0"))
+    account = shard.ownership.account
+    before_ns = account.cpu_ns
+    with cpu_clocks() as clocks:
+
+        def process(message: object) -> str:
+            clocks.use(10)
+            return "done"
+
+        partitions = Partitions("orders", 3, kafka={}, results=tmp_path / "x", process=process)
+        with account.charge():
+            partitions.make_round(shard, results, Message())  # type: ignore[arg-type]
+            assert account.cpu_ns - before_ns == 20
+    assert len(rows(tmp_path / "results.db")) == 3

@@ -41,23 +41,31 @@ def test_other_work_is_what_nothing_explains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "load"),
+    ("cores", "load", "problem"),
     [
-        (9.0, CALLS),
-        (float("nan"), CALLS),
-        (0.2, replace(CALLS, cpu_seconds_per_second=0.5)),
-        (0.2, BundleLoad(calls_per_second=1e17)),
+        (9.0, CALLS, "used 9 cores of 8: its clock has jumped"),
+        (float("nan"), CALLS, "used nan cores"),
+        (0.2, replace(CALLS, cpu_seconds_per_second=0.5), "its bundles report 0.5 cores"),
+        (0.2, BundleLoad(calls_per_second=1e17), "more calls"),
     ],
     ids=["more than the machine has", "no number", "less than was measured", "too many calls"],
 )
-def test_what_cannot_be_does_not_count(cores: float, load: BundleLoad) -> None:
-    """A clock has jumped, or a service miscounts."""
+def test_what_cannot_be_does_not_count(cores: float, load: BundleLoad, problem: str) -> None:
+    """A clock has jumped, or a service miscounts. The report names it, until it is over. If it goes
+    on, nothing is known.
+    """
     window, expected = CpuWindow(cores=8), CpuWindow(cores=8)
     used(window, 0.5, 0.5)
     used(window, cores, cores, load=load)
+    assert problem in (window.problem or "")
     used(window, 0.5, 0.5)
+    assert window.problem is None
     used(expected, *(0.5,) * 4)
     assert (expected.sums, SUMS) == (window.sums, len(window.sums))
+    used(window, *(0.5,) * 24)
+    assert other_work(window) is not None
+    used(window, *(cores,) * 24, load=load)
+    assert other_work(window) is None
 
 
 @pytest.mark.parametrize("window_ms", [1_000, 10_000])
