@@ -25,7 +25,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -33,6 +33,7 @@ from inspect import GEN_CREATED, getgeneratorstate
 from time import monotonic_ns, thread_time_ns
 from types import CoroutineType, TracebackType, coroutine
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+from weakref import ref
 
 from equipoise.shedder.loads import FIGURE_MAX, BundleLoad
 
@@ -65,26 +66,68 @@ class Account:
     # Each figure changes in a statement that calls nothing between reading and writing, so no other
     # thread runs there.
     __slots__ = (
+        "__weakref__",
         "_asked_ns",
         "_began_ns",
-        "_calls",
-        "_lasted_ns",
         "_reported_ns",
         "_running",
         "bytes",
+        "calls",
         "cpu_ns",
+        "formers",
+        "heirs",
+        "lasted_ns",
         "measures",
     )
 
     def __init__(self, *, measures: bool = True) -> None:
         """`measures`: whether CPU time is measured."""
         self.measures = measures
-        self.cpu_ns = self.bytes = self._calls = 0
+        self.cpu_ns = self.bytes = self.calls = 0
         # The calls that go on, the sum of the times when they began, and how long all others
         # lasted.
-        self._running = self._began_ns = self._lasted_ns = 0
+        self._running = self._began_ns = self.lasted_ns = 0
         # When it was asked last, and how long calls had lasted then.
         self._asked_ns, self._reported_ns = monotonic_ns(), 0
+        # Of a bundle that was cut or joined. Work that goes on keeps the former ones alive.
+        self.heirs: tuple[Account, ...] = ()
+        self.formers: tuple[ref[Account], ...] = ()
+
+    def give_to(self, heirs: Sequence[Account]) -> None:
+        """Let `heirs` have in equal parts what is charged here, because the bundle was cut or
+        joined, and its tasks go on.
+        """
+        living = self._living()
+        for former in living:
+            others = (each for each in former.heirs if each is not self)
+            former.heirs = tuple(dict.fromkeys((*others, *heirs)))
+        self.heirs = tuple(heirs)
+        for heir in heirs:
+            heir.formers += tuple(map(ref, (*living, self)))
+
+    def _living(self) -> Sequence[Account]:
+        found = [former for each in self.formers if (former := each()) is not None]
+        self.formers = tuple(map(ref, found))
+        return found
+
+    def pass_on(self) -> None:
+        """Give the heirs what was charged since the last time."""
+        count = len(self.heirs)
+        lasted_ns = self.lasted_ns + self._running * monotonic_ns() - self._began_ns
+        # What is left over remains for the next time.
+        calls, size, cpu_ns, more_ns = (
+            each // count
+            for each in (self.calls, self.bytes, self.cpu_ns, lasted_ns - self._reported_ns)
+        )
+        for heir in self.heirs:
+            heir.calls += calls
+            heir.bytes += size
+            heir.cpu_ns += cpu_ns
+            heir.lasted_ns += more_ns
+        self.calls -= calls * count
+        self.bytes -= size * count
+        self.cpu_ns -= cpu_ns * count
+        self._reported_ns += more_ns * count
 
     def charge(self) -> Charge:
         """Return a context whose CPU time is charged to this account."""
@@ -98,7 +141,7 @@ class Account:
 
     def called(self) -> Charge | None:
         """Count a call, and let it pay."""
-        self._calls += 1
+        self.calls += 1
         return self.pay()
 
     def pay(self) -> Charge | None:
@@ -132,7 +175,7 @@ class Account:
         lasted_ns = monotonic_ns() - began_ns
         self._running -= 1
         self._began_ns -= began_ns
-        self._lasted_ns += lasted_ns
+        self.lasted_ns += lasted_ns
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -147,9 +190,12 @@ class Account:
         """Return what was used since the last question, per second; None if that is nothing. Then
         this is no question. `since_ns`: when the last one was, if it was later.
         """
+        if self.formers:
+            for former in self._living():
+                former.pass_on()
         # Of one moment: a thread may begin or end something before the next call.
-        lasted_ns, running, began_ns = self._lasted_ns, self._running, self._began_ns
-        calls, size, cpu_ns = self._calls, self.bytes, self.cpu_ns
+        lasted_ns, running, began_ns = self.lasted_ns, self._running, self._began_ns
+        calls, size, cpu_ns = self.calls, self.bytes, self.cpu_ns
         if not (calls or size or cpu_ns or running or lasted_ns != self._reported_ns):
             return None
         # Anyone may have added anything.
@@ -163,7 +209,7 @@ class Account:
         cpu_ns = min(cpu_ns, elapsed_ns * _CORES)
         lasted_ns += running * now_ns - began_ns
         reported_ns, self._reported_ns, self._asked_ns = self._reported_ns, lasted_ns, now_ns
-        self._calls -= calls
+        self.calls -= calls
         self.bytes -= size
         self.cpu_ns -= cpu_ns
         elapsed_s = elapsed_ns / 1e9

@@ -458,7 +458,9 @@ class ServiceRunner:
         gone = [_bundle_named(handle.bundle) for handle in effect.gone]
         children = [self._make_ownership(handle, None) for handle in effect.children]
         for bundle in gone:
-            self.ownerships.pop(bundle.name, None)
+            former = self.ownerships.pop(bundle.name, None)
+            if former is not None:
+                former.account.give_to([child.account for child in children])
         for child in children:
             self.ownerships[child.bundle.name] = child
         try:

@@ -492,3 +492,49 @@ def test_what_no_account_can_have_counts_as_nothing(bad: float) -> None:
     account.bytes += 5
     assert account.take() is not None
     assert account.bytes == 0
+
+
+async def test_what_goes_on_after_a_split_or_a_merge_is_charged_to_the_new_bundles(
+    clocks: CpuClocks,
+) -> None:
+    """In equal parts."""
+    first, ends = Account(), asyncio.Event()
+    follow_tasks_and_threads()
+
+    async def goes_on() -> None:
+        await ends.wait()
+        clocks.use(12)
+        first.bytes += 6
+        await asyncio.sleep(0)
+        clocks.use(24)
+
+    async def opened() -> asyncio.Task[None]:
+        return asyncio.create_task(goes_on())
+
+    began_ns = first.began()
+    task = await driven_for(first, opened())
+    one, other, left, right, union = (Account() for _ in range(5))
+    first.give_to([one, other])
+    one.give_to([left, right])
+    left.give_to([union])
+    right.give_to([union])
+    clocks.passed_ns += 100
+    ends.set()
+    await task
+    first.ended(began_ns)
+    for account in (union, other):
+        load, passed_ns = account.take(), clocks.now_ns()
+        assert load is not None
+        assert load.wall_seconds_per_second == pytest.approx(0.5)
+        assert pytest.approx(18) == load.cpu_seconds_per_second * passed_ns
+        assert pytest.approx(3e9) == load.bytes_per_second * passed_ns
+    assert [None, None] == [account.take() for account in (union, other)]
+
+
+def test_accounts_that_nothing_is_charged_to_are_forgotten() -> None:
+    """A bundle may be cut and joined for years."""
+    account = Account()
+    for _ in range(100):
+        before, account = account, Account()
+        before.give_to([account])
+    assert len(account.formers) <= 2

@@ -402,6 +402,23 @@ def test_what_its_next_owner_could_not_read_is_refused(equipoise_cluster: MakeCl
     assert reported(cluster, "broker-1") == 1
 
 
+def test_what_is_charged_to_a_bundle_that_is_cut_is_not_lost(
+    equipoise_cluster: MakeCluster,
+) -> None:
+    """Neither in the unit of its calls, nor what work that goes on uses."""
+    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, unit="tokens/s"))
+    ownership, shadows = cluster.ownership(NAMESPACE, "lamp"), cluster.service("broker-1")
+    shadows.charge("lamp", 100)
+    cluster.split(ownership.bundle.name)
+    ownership.account.bytes += 10
+    loads = shadows.load().values()
+    assert (2, 1) == (len(loads), len({load.cost > 0 and load.cost for load in loads}))
+    used = [
+        cluster.ownership(NAMESPACE, key).account.take() for key in ("lamp", "door", "a", "b", "c")
+    ]
+    assert 2 == sum(load is not None and load.bytes_per_second > 0 for load in used)
+
+
 def test_objects_that_no_close_took_away_are_dropped_when_the_bundle_returns(
     equipoise_cluster: MakeCluster,
 ) -> None:
