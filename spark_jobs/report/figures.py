@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timezone, tzinfo
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Severity
+
+if TYPE_CHECKING:
+    from equipoise.spark_jobs.audit.reporting import Reach
 
 _SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60 * _SECOND_MS
@@ -349,6 +352,8 @@ class Report:
     * `held`: the period that the archive covers; None if it is empty.
     * `period`: the period shown; None if there is nothing to show.
     * `is_archived`, `is_audited`: whether the job of that name has ever written to the archive.
+    * `reach`: how far the audit has come; None if it is not known.
+    * `last_offset`: of the last record in the period; 0 if there is none.
     * `unserved_ms`: the time without a server, summed over all bundles.
     """
 
@@ -358,6 +363,8 @@ class Report:
     period: Period | None
     is_archived: bool = True
     is_audited: bool = True
+    reach: Reach | None = None
+    last_offset: int = 0
     broken: tuple[Broken, ...] = ()
     findings: Few[Found] = Few()
     records: tuple[Counted, ...] = ()
@@ -372,6 +379,11 @@ class Report:
     splits_and_merges: Few[SplitOrMerge] = Few()
     decisions: Few[Decided] = Few()
     unserved_ms: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the audit has checked all records in the period."""
+        return self.is_audited and (self.reach is None or self.reach.audited >= self.last_offset)
 
 
 def pause_bar_ms(bar: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.audit.reporting import reach_in
 from equipoise.spark_jobs.report.figures import Report, local_zone, period_shown
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import Plot, plots
@@ -81,6 +82,7 @@ def made_report(options: ReportOptions, path: Path) -> Report:
             period=period,
             is_archived=archived is not None,
             is_audited=audited is not None,
+            reach=reach_in(path),
         )
         return about if period is None else Queries(db, period).filled(about)
 

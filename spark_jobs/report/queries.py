@@ -167,6 +167,7 @@ class Queries:
             broken=self.broken(),
             findings=self.findings(),
             records=self.records(),
+            last_offset=self.last_offset(),
             lanes=self.lanes(),
             owned=self.owned(),
             cpu=self.cpu(),
@@ -208,6 +209,13 @@ class Queries:
             GROUP BY ALL ORDER BY count DESC, kind NULLS FIRST, verdict LIMIT $most
         """
         return self._all(Counted, query, most=figures.KINDS_MAX)
+
+    def last_offset(self) -> int:
+        """Return the offset of the last record; 0 if there is none."""
+        found: int = self._rows("SELECT coalesce(max(log_offset), 0) AS last FROM records")[0][
+            "last"
+        ]
+        return found
 
     # --- ownerships, brokers
     # ----------------------------------------------------------------------------------------------

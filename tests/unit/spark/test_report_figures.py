@@ -18,6 +18,7 @@ from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
+from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.report.figures import (
     BINS,
     Broken,
@@ -320,6 +321,19 @@ def test_a_page_of_a_part(archive: Path, tmp_path: Path) -> None:
     page = out.read_text(encoding="utf-8")
     assert [True] * 3 == [
         words in page for words in ("No findings", "No move ended in this period.", "declared dead")
+    ]
+
+
+def test_an_audit_that_stopped_is_not_green(archive: Path, tmp_path: Path) -> None:
+    """It is, for a period that it has checked."""
+    path = copytree(archive, tmp_path / "archive")
+    Reach(audited=12, end=LAST).keep(path)
+    whole, part = (
+        made_report(ReportOptions(out=Path("unused.html"), to_ms=to_ms), path)
+        for to_ms in (None, at(12) + 1)
+    )
+    assert [(LAST, False), (12, True)] == [
+        (report.last_offset, report.is_whole) for report in (whole, part)
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.report.figures import (
     BINS,
     Broken,
@@ -268,7 +269,19 @@ NOTHING: dict[str, tuple[Report, tuple[str, ...]]] = {
     ),
     "not audited": (
         replace(QUIET, is_audited=False),
-        ("Not audited", "equipoise spark audit --log sqlite:ch.db"),
+        ("Not audited", "equipoise audit --to-end --log sqlite:ch.db"),
+    ),
+    "not audited to its end": (
+        replace(QUIET, reach=Reach(audited=2_319, end=3_490), last_offset=2_320),
+        (
+            "Not audited to the end",
+            "The log was audited up to 2,319 of 3,490.",
+            "equipoise audit --to-end --log sqlite:ch.db",
+        ),
+    ),
+    "audited to its end": (
+        replace(QUIET, reach=Reach(audited=2_319, end=3_490), last_offset=2_319),
+        ("No findings", "The log was audited up to 2,319 of 3,490."),
     ),
     "not archived": (
         replace(QUIET, is_archived=False),
@@ -341,6 +354,13 @@ def test_names_in_pictures_are_short_and_differ() -> None:
     assert {"alone.x:80": "alone.x:80"} == short_names(["alone.x:80"])
     long = [f"{'x' * 40}{number}{'y' * 40}" for number in range(2)]
     assert dict(zip(long, long, strict=True)) == short_names(long)
+
+
+def test_findings_do_not_hide_how_far_the_audit_came() -> None:
+    report = replace(FULL, reach=Reach(audited=7, end=9), last_offset=9)
+    shown = page(report, (), zone=UTC, written_ms=BEGAN_MS)
+    assert "audited up to 7 of 9. This period ends later" in shown
+    assert (False, 7) == (summary(report)["audited"], summary(report)["audited_to"])
 
 
 def test_the_figures_for_programs() -> None:
