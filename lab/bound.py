@@ -45,7 +45,7 @@ _WORK_MAX: Final = 2_000_000_000  # but at most so many times blocks x brokers x
 _SMOOTH: Final = 0.02  # Deviations that are smaller count as nearly none in the search.
 # Of all load, moved once in the whole trace. At the first, nearly nothing moves. Each search begins
 # where the one before it ended.
-_PRICES: Final = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.25)
+_PRICES: Final = (4.0, 3.0, 2.5, 2.0, 1.7, 1.4, 1.2, 1.0, 0.85, 0.7, 0.6, 0.5, 0.35, 0.25)
 _HALVINGS: Final = 20  # Of the interval of a step length.
 
 

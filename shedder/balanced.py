@@ -32,6 +32,8 @@ Theory of operation:
   moved lately. Its noise does not count. It is full when it has its share of the load, less
   `settle_ratio`, or its share of the bundles. It gets no more than either, even if the reports say
   otherwise.
+* The lightest bundles of a broker that together cost at most `_IDLE_SHARE` of the smallest broker's
+  mean load are idle: they neither move nor count, because no move of them helps.
 * Bundles that cost nearly the same (`_EQUAL_RATIO`), or next to nothing, are evened out by number:
   each costs the mean, and each broker gets its share of them, rounded down or up. Numbers have no
   noise, so no broker waits.
@@ -76,6 +78,7 @@ _NOISE_SHARE: Final = 0.3
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
 # A bundle with less of the needed cost than this is too light: it would take many.
 _LIGHT_RATIO: Final = 0.3
+_IDLE_SHARE: Final = 0.01  # Of the mean load of the smallest broker.
 _MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
 _HOUR_MS: Final = 3_600_000
 _DURATIONS_MAX: Final = 32  # Enough for a median that one slow move does not change.
@@ -108,12 +111,12 @@ class BalancedShedder(Policy):
     start_ratio: float = setting(
         "Distance from the mean at which a broker is helped, as a fraction of the mean.",
         ANY,
-        default=0.083,
+        default=0.1,
     )
     settle_ratio: float = setting(
         "Distance from the mean to which a round brings brokers, as a fraction of the mean.",
         ANY,
-        default=0.070,
+        default=0.08,
     )
     churn_max: float = setting("Share of all load that may move in an hour.", ANY, default=1.0)
 
@@ -374,8 +377,8 @@ class _LoadedBroker:
     """One broker during a plan. `movable`: bundles that it may still give, by cost and name;
     `resting`: only to fill a broker.
 
-    * `noise`: the standard error of its cost. `count`: its bundles. `taken`: the bundles that it
-      takes in this plan.
+    * `noise`: the standard error of its cost. `count`: its bundles that are not idle. `taken`: the
+      bundles that it takes in this plan.
     * `other_work`: the share of its CPU that other work takes.
     * `is_new`: it has joined lately. `fills`: it is filled.
     * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more
@@ -669,6 +672,8 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
         for broker, cost in zip(brokers, costs, strict=True)
         if broker.noise is not None and cost > 0
     ]
+    capacities = [broker.capacity for broker in brokers]
+    idle_max = _IDLE_SHARE * math.fsum(costs) / (sum(capacities) or 1) * min(capacities, default=0)
     loads = list[_LoadedBroker]()
     for broker, cost in zip(brokers, costs, strict=True):
         bundles = (
@@ -678,6 +683,8 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
         )
         # Of equal bundles the last by name is first, because the heaviest are looked at first.
         in_order = sorted(sorted(bundles, key=lambda bundle: bundle.name, reverse=True), key=_cost)
+        if unit is None:
+            del in_order[: _idle_among(in_order, idle_max)]
         noise = broker.noise
         if noise is None:
             noise = cost * (median(shares) if shares else _NOISE_SHARE)
@@ -686,7 +693,7 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
                 broker=broker.broker,
                 capacity=broker.capacity,
                 cost=cost if unit is None else unit * len(bundles),
-                count=len(bundles),
+                count=len(in_order),
                 noise=noise,
                 movable=[
                     bundle for bundle in in_order if bundle.barred is None and not bundle.rests
@@ -718,6 +725,17 @@ def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
     # Not `pstdev`, which is exact and slow.
     spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))
     return mean if spread <= _EQUAL_RATIO else None
+
+
+def _idle_among(bundles: Sequence[WeighedBundle], cost_max: float) -> int:
+    """Return how many of the first of these bundles together cost at most `cost_max`."""
+    total, number = 0.0, 0
+    for bundle in bundles:
+        total += bundle.cost
+        if total > cost_max:
+            break
+        number += 1
+    return number
 
 
 def _cost(bundle: WeighedBundle) -> float:

@@ -28,10 +28,13 @@ Theory of operation of costs:
 * A cost that is known for a few seconds has a larger error: the variance of a mean falls with the
   time that it covers. So the errors of such costs count as what they would be once the short
   average is full, and the noise is as much larger while costs are known for less.
+* Until it shows whether a deviation lasts, its share is the chance of it. So `share * (1 - share)`
+  of its square is noise, too: an unlikely burst of a heavy bundle moves no others away at once.
 * A load `_OTHER` times as high or as low as before, which chance does not explain, is another load:
   the history of the bundle begins again. Chance is judged by a sum of deviations (CUSUM, Page 1954)
-  in standard deviations of the bundle's own loads. No single sample is enough, two can be. If that
-  is most of the load, as where calls begin, what was learned of the former loads is forgotten, too.
+  in standard deviations of the bundle's own loads. No single sample is enough, two can be. A load
+  equal to the last one may be the same figure, so it counts by its time (`_REPEATED`). If that is
+  most of the load, as where calls begin, what was learned of the former loads is forgotten, too.
 * Nothing is known at first. So the first horizons are short, and each is twice as long as the last.
   What is assumed of errors before (`_ERROR`) counts little beside the first of them.
 * All of it is relative: if all loads grow by one factor, so do costs and noise.
@@ -82,6 +85,7 @@ _DEVIATION: Final = 0.01
 _ERROR, _ERROR_WEIGHT = 0.1, 0.005
 
 _OTHER: Final = 8
+_REPEATED: Final = 1 / 90  # Of the window: a load that is equal for so long counts as a new one.
 # Of the sum of deviations: what each adds at most, what each loses, and what chance does not reach.
 _STEP_MAX, _SLACK, _SURE = 6.0, 1.0, 9.0
 _MOST: Final = 0.5  # Of the load.
@@ -96,7 +100,7 @@ class _History:
     * `expected`: the short and the long average, and the cost, at the start of the horizon; None
       if it was not there.
     * `variance`: of its loads around the long average. `above`, `below`: the sums of deviations.
-      `before`: the long average when both were last 0.
+      `before`: the long average when both were last 0. `last`: the last load.
     """
 
     short: float = 0.0
@@ -108,18 +112,21 @@ class _History:
     above: float = 0.0
     below: float = 0.0
     before: float = 0.0
+    last: float = 0.0
 
-    def becomes_other(self, load: float, *, weight: float) -> bool:
+    def becomes_other(self, load: float, *, weight: float, repeats: float) -> bool:
         """Return whether the loads up to this one are other than before. `weight`: that of one load
-        in the long average.
+        in the long average; `repeats`: of one that repeats the last one.
         """
+        counts = repeats if load == self.last else 1.0
+        self.last = load
         if not self.above and not self.below:
             self.before = self.long
         scale = max(math.sqrt(self.variance), _SPREAD_MIN * self.long)
         step = min(max((load - self.long) / scale, -_STEP_MAX), _STEP_MAX) if scale else 0.0
         self.variance += ((step * scale) ** 2 - self.variance) * weight
-        self.above = max(self.above + step - _SLACK, 0.0)
-        self.below = max(self.below - step - _SLACK, 0.0)
+        self.above = max(self.above + counts * (step - _SLACK), 0.0)
+        self.below = max(self.below - counts * (step + _SLACK), 0.0)
         is_far = load > _OTHER * self.before or load * _OTHER < self.before
         return is_far and max(self.above, self.below) > _SURE
 
@@ -162,6 +169,7 @@ class CostForecasts:
         """
         before, self._known = self._known, {}
         short_ms, others = _SHORT * window_ms, 0.0
+        repeats = min(elapsed_ms / (_REPEATED * window_ms), 1.0)
         for name, load in zip(names, loads, strict=True):
             if name in newcomers:  # One that has left and come back starts anew.
                 continue
@@ -169,7 +177,7 @@ class CostForecasts:
             counted = load if load <= FIGURE_MAX else known.short
             age_ms = known.age_ms + elapsed_ms
             long_weight = elapsed_ms / min(age_ms, max(window_ms, elapsed_ms))
-            if known.becomes_other(counted, weight=long_weight):
+            if known.becomes_other(counted, weight=long_weight, repeats=repeats):
                 known = self._known[name] = _History()
                 age_ms, long_weight = elapsed_ms, 1.0
                 others += counted
@@ -202,18 +210,19 @@ class CostForecasts:
         weight = self._squares + now
         usual = _OBSERVATIONS * (self._deviated + _DEVIATION * now) / weight
         lasts = _OBSERVATIONS * (self._lasted + _DEVIATION * now) / weight
-        costs = []
+        costs, doubt = list[float](), 0.0
         for known in histories:
             deviation, long = known.short - known.long, known.long
             new, old = deviation * deviation, long * long
             share = (lasts * old + new) / (usual * old + new) if old else 0.0
-            # Rounding may leave less than nothing.
-            costs.append(max(long + min(max(share, 0.0), 1.0) * deviation, 0.0))
+            share = min(max(share, 0.0), 1.0)
+            doubt += share * (1 - share) * new
+            costs.append(max(long + share * deviation, 0.0))  # Rounding may leave less.
         squares = math.fsum(
             cost * cost * _times_usual(known.age_ms, _HORIZON * window_ms, window_ms)
             for known, cost in zip(histories, costs, strict=True)
         )
-        return costs, math.sqrt(self._error(now) * squares)
+        return costs, math.sqrt(self._error(now) * squares + doubt)
 
     def _error(self, now: float) -> float:
         """Return the mean squared error of a cost, relative to its square."""

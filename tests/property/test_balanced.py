@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 from math import ceil, floor
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import ends_of, predicted_loads
 from equipoise.shedder.balanced import BalancedMemory, BalancedShedder
+from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 from tests.shedding import plan_of
@@ -131,22 +133,27 @@ def first_move_of_the_model(
     capacity = sum(broker.capacity for broker in part.values())
     mean = sum(total(broker) for broker in part.values()) / capacity if part else 0.0
 
-    unit, number = unit_of(snapshot), sum(len(broker.bundles) for broker in part.values())
+    unit, least = unit_of(snapshot), min((each.capacity for each in part.values()), default=0)
+    busy = {
+        name: list(broker.bundles) if unit is not None else busy_of(broker, mean * least)
+        for name, broker in part.items()
+    }
+    number = sum(map(len, busy.values()))
 
     def excess(name: str, ratio: float) -> float:
         broker = part[name]
         if unit is not None:
             share = Fraction(number * broker.capacity, capacity)
-            return unit * max(floor(share) - len(broker.bundles), len(broker.bundles) - ceil(share))
+            return unit * max(floor(share) - len(busy[name]), len(busy[name]) - ceil(share))
         share_of_cost = mean * broker.capacity
         if fills(name):
-            return 0.93 * share_of_cost - total(broker)
+            return (1 - balanced_shedder.settle_ratio) * share_of_cost - total(broker)
         return abs(total(broker) - share_of_cost) - ratio * share_of_cost
 
     def fills(name: str) -> bool:
         broker, share = part[name], Fraction(number * part[name].capacity, capacity)
-        is_far = len(broker.bundles) < share / 2 and total(broker) < mean * broker.capacity / 2
-        return is_far and len(broker.bundles) + 1 <= share
+        is_far = len(busy[name]) < share / 2 and total(broker) < mean * broker.capacity / 2
+        return is_far and len(busy[name]) + 1 <= share
 
     if all(excess(name, balanced_shedder.start_ratio) <= 0 for name in part):
         return None
@@ -171,7 +178,7 @@ def first_move_of_the_model(
             need = min(max(excess(source, ratio), excess(destination, ratio), 0.02 * best), best)
             fit = [
                 bundle
-                for bundle in giving.bundles
+                for bundle in busy[source]
                 if bundle.barred is None
                 and (not bundle.rests or fills(destination))
                 and may_go(snapshot, bundle.name, destination)
@@ -180,6 +187,13 @@ def first_move_of_the_model(
             if fit:
                 return best_of(fit, need).name, destination
     return None
+
+
+def busy_of(broker: WeighedBroker, share: float) -> list[WeighedBundle]:
+    """Return the bundles that are not idle."""
+    by_cost = sorted(broker.bundles, key=lambda bundle: (bundle.cost, bundle.name))
+    sums = accumulate(bundle.cost for bundle in by_cost)
+    return [bundle for bundle, so_far in zip(by_cost, sums, strict=True) if so_far > 0.01 * share]
 
 
 def best_of(fit: list[WeighedBundle], need: float) -> WeighedBundle:
@@ -307,6 +321,33 @@ def test_a_cluster_with_more_of_everything_has_the_same_plan(
     assert [(move.bundle, move.destination) for move in plan.moves] == [
         (move.bundle, move.destination) for move in other.moves
     ]
+
+
+@given(clusters(weights=st.floats(0.1, 1e3)), st.data())
+def test_bundles_without_load_never_move_and_let_nothing_else_move(
+    snapshot: Snapshot, data: st.DataObject
+) -> None:
+    """Until nothing moves. Then any number of idle bundles at any broker changes nothing."""
+    for _ in range(ROUNDS_MAX):
+        moves = plan_of(BalancedShedder(), snapshot).moves
+        if not moves:
+            break
+        snapshot = after(snapshot, *moves)
+    assume(any(bundle.cost for broker in snapshot.brokers for bundle in broker.bundles))
+    brokers = [
+        replace(
+            broker,
+            bundles=(
+                *broker.bundles,
+                *(
+                    WeighedBundle(name=f"{broker.broker}-idle-{number}", cost=IDLE_COST)
+                    for number in range(data.draw(st.integers(0, 20)))
+                ),
+            ),
+        )
+        for broker in snapshot.brokers
+    ]
+    assert () == plan_of(BalancedShedder(), Snapshot(brokers=tuple(brokers))).moves
 
 
 @given(clusters(), st.randoms(use_true_random=False))

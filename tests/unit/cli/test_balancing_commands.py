@@ -86,7 +86,7 @@ def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
         "offset",
         "10",
     ] == table[group + 1]
-    assert ["start_ratio", "0.083"] == table[group + 2]
+    assert ["start_ratio", "0.1"] == table[group + 2]
 
 
 # --- a broker.conf ---

@@ -145,6 +145,25 @@ def test_one_sample_is_no_other_load() -> None:
     assert carried.costs[0] < cost_of(10)
 
 
+def test_a_figure_that_is_reported_again_is_no_second_sample() -> None:
+    """A service may count every 10 s, and samples are taken more often."""
+    averages = BundleAverages()
+    costs_after(*CALM, averages=averages)
+    loads = {"b": BundleLoad(calls_per_second=10_000.0)}
+    for _ in range(3):
+        averages.update(["b"], loads, elapsed_ms=2_500, cost_window_ms=WINDOW_MS)
+    carried = averages.update(["b"], loads, elapsed_ms=2_500, cost_window_ms=WINDOW_MS)
+    assert carried.costs[0] < 0.9 * cost_of(10_000)
+
+
+def test_a_deviation_that_may_pass_is_noise_until_it_shows() -> None:
+    """It costs about half of it more, and may cost all of it or nothing."""
+    carried = costs_after(*BURSTS, *(100.0,) * 36, *(400.0,) * 2)
+    assert carried.noise is not None
+    assert carried.noise > 0.25 * carried.cost
+    assert carried.cost > cost_of(110)
+
+
 def test_noise_is_what_predictions_missed() -> None:
     """It is large at first, nearly nothing once loads have been as predicted, large where they come
     and go, and one change for good does not make it so.

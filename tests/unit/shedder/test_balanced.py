@@ -92,11 +92,12 @@ MOVES: dict[str, tuple[Sequence[WeighedBroker], Mapping[str, object], list[tuple
         {},
         [],
     ),
-    "one at 10 % gives until it is within 7 %": (
-        [broker("a", *(0.5, 1.5) * 55), broker("b", *(0.5, 1.5) * 45)],
+    "one at 11 % gives until it is within 8 %": (
+        [broker("a", *(0.5, 1.5) * 111), broker("b", *(0.5, 1.5) * 89)],
         {},
-        [("a10", "b"), ("a100", "b")],
+        [("a10", "b"), ("a100", "b"), ("a102", "b"), ("a104", "b")],
     ),
+    "a bundle without load helps nobody": ([broker("a", 30, 0.1), broker("b", 10)], {}, []),
     "at most two": ([*FULL, broker("c")], {"moves_max": 2}, [("a1", "c"), ("b1", "c")]),
     "at most one": ([*FULL, broker("c")], {"moves_max": 1}, [("a1", "c")]),
     "a barred broker takes nothing": (
@@ -284,14 +285,14 @@ NOISY = [
         (
             [broker("a", 10, 30), broker("b", 10, 31)],
             "HitCount",
-            f"{EVEN}no broker is further from the mean than 8 % of it",
+            f"{EVEN}no broker is further from the mean than 10 % of it",
         ),
         (
             NOISY,
             "HitCount",
             (
                 f"{EVEN}loads have not lasted as predicted, and no broker is further from the mean"
-                " than that explains: b has 68 % of the mean load (allowed: 60 % to 140 %)"
+                " than that explains: b has 68 % of the mean load (allowed: 58 % to 142 %)"
             ),
         ),
     ],
@@ -404,7 +405,7 @@ def test_what_a_bundle_costs_is_not_remembered_too_low() -> None:
     assert 0.0 == plan.deviation
 
 
-@pytest.mark.parametrize(("before", "moves"), [(0.01, 2), (40.0, 2), (8.0, 0), (9.5, 0)])
+@pytest.mark.parametrize(("before", "moves"), [(0.01, 3), (40.0, 3), (8.0, 0), (9.5, 0)])
 def test_a_bundle_whose_load_is_another_than_when_it_moved_does_not_rest(
     before: float, moves: int
 ) -> None:
@@ -546,7 +547,7 @@ def test_an_empty_broker_gets_its_share_of_unequal_load_and_no_more(hindrance: s
     cluster = Filled(broker("a", *costs), broker("b", *costs), broker("c"), hindrance=hindrance)
     *_, number = cluster.rounds()
     mean = sum(map(total, cluster.brokers.values())) / 3
-    assert 0.93 * mean <= total(cluster.brokers["c"]) <= mean
+    assert 0.92 * mean <= total(cluster.brokers["c"]) <= mean
     assert number <= 20
     assert len(cluster.moved) == len(set(cluster.moved)) == number
 
@@ -587,7 +588,7 @@ def test_a_broker_that_had_far_too_little_is_filled_to_its_share() -> None:
     cluster.round()
     assert {"b"} == cluster.memory.filling
     cluster.rounds()
-    assert 0.93 <= total(cluster.brokers["b"]) / total(cluster.brokers["a"]) <= 1.0
+    assert 0.92 / 1.08 <= total(cluster.brokers["b"]) / total(cluster.brokers["a"]) <= 1.0
 
 
 def test_a_filled_broker_gets_bundles_that_do_not_rest_first() -> None:
