@@ -12,6 +12,9 @@ Theory of operation:
   `_SCALE` times as expensive; apart from that, each is as uncertain as it is large. So what data do
   not tell apart, such as a constant rate of calls of one size, keeps its assumed proportions. Each
   estimate is between 1 / `SHARE_MAX` and `SHARE_MAX` of what is assumed.
+* No broker weighs more than the median of those with load, by the mean square of what it is
+  expected to use, nor more than data of hours can. So a minority whose sums are wrong cannot bend
+  the estimate by their size: with the next rule they count as few.
 * Brokers that use more than the others explain do other work, and must not make calls look
   expensive. So a broker counts less the further it is from the estimate, and those above it a
   little less than those below: the estimate is near the `_QUANTILE` of brokers.
@@ -26,6 +29,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from operator import mul
+from statistics import median_low
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -37,6 +41,8 @@ SHARE_MAX: Final = 100.0
 _ASSUMED: Final[tuple[float, ...]] = astuple(ASSUMED)
 _NUMBER: Final = len(_ASSUMED)
 _PAIRS: Final = tuple((one, other) for one in range(_NUMBER) for other in range(one, _NUMBER))
+
+_SQUARES: Final = tuple(place for place, (one, other) in enumerate(_PAIRS) if one == other)
 
 SUMS: Final = len(_PAIRS) + _NUMBER
 """The length of the sums of a broker: products of the predictors, and of these and the CPU use."""
@@ -52,6 +58,8 @@ _NOISE_CORES: Final = 0.02
 _SCALE: Final = 10.0
 _PROCESS: Final = 3.0  # How uncertain it is what the process takes, as a share of that.
 _HALF_LIFE_S: Final = 3_600.0
+_ROWS_MIN: Final = 1e-6
+_ROWS_MAX: Final = 1 / (1 - 0.5 ** (_ROW_S / _HALF_LIFE_S))  # After many half lives.
 _QUANTILE: Final = 0.4
 _PASSES: Final = 12
 _SUM_MAX: Final = 1e11  # Of ten thousand cores for hours.
@@ -119,7 +127,7 @@ def cpu_of(amounts: Amounts, coefficients: Coefficients) -> float:
 
 def fit(brokers: Iterable[Sequence[float]]) -> Fit:
     """Return the fit to the sums of these brokers. Sums that cannot be are ignored."""
-    known = [sums for sums in brokers if _are_sums(sums)]
+    known = _levelled([sums for sums in brokers if _are_sums(sums)])
     if not known:
         return Fit()
     shares, weights = [1.0] * _NUMBER, [1.0] * len(known)
@@ -134,7 +142,7 @@ def fit(brokers: Iterable[Sequence[float]]) -> Fit:
         ]
         shares = _bounded(precision, pull)
         weights = [_weight(_excess(sums, shares)) for sums in known]
-    seconds = max(sums[len(_PAIRS) - 1] / _ASSUMED[-1] ** 2 for sums in known) * _ROW_S
+    seconds = max(map(_rows, known)) * _ROW_S
     most = min(SHARE_MAX, 2 ** min(seconds / _DOUBLING_S, SHARE_MAX))
     errors = [_error(precision, place) for place in range(_NUMBER)]
     return Fit(
@@ -146,6 +154,35 @@ def fit(brokers: Iterable[Sequence[float]]) -> Fit:
             if error > _CERTAIN * min(1.0, share)
         ),
     )
+
+
+def unexplained_cores(sums: Sequence[float], found: Fit) -> float | None:
+    """Return the mean CPU use of a broker beyond what the fit explains, which may be negative; None
+    without sums.
+    """
+    if not _are_sums(sums):
+        return None
+    coefficients = astuple(found.coefficients)
+    return _excess(
+        sums, [each / assumed for each, assumed in zip(coefficients, _ASSUMED, strict=True)]
+    )
+
+
+def _rows(sums: Sequence[float]) -> float:
+    """Return the weight of the observations."""
+    return sums[len(_PAIRS) - 1] / _ASSUMED[-1] ** 2
+
+
+def _levelled(brokers: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Return the sums of brokers so that each weighs at most as much as the median of those whose
+    bundles use more than the process itself.
+    """
+    squares = [math.fsum(sums[place] for place in _SQUARES) / _rows(sums) for sums in brokers]
+    usual = median_low([each for each in squares if each > 2 * _ASSUMED[-1] ** 2] or [math.inf])
+    return [
+        [min(1.0, usual / square) * min(1.0, _ROWS_MAX / _rows(sums)) * each for each in sums]
+        for sums, square in zip(brokers, squares, strict=True)
+    ]
 
 
 def _error(precision: Sequence[Sequence[float]], place: int) -> float:
@@ -170,7 +207,7 @@ def _are_sums(sums: Sequence[float]) -> bool:
     return (
         len(sums) == SUMS
         and all(0 <= each <= _SUM_MAX for each in sums)
-        and sums[len(_PAIRS) - 1] > 0
+        and _rows(sums) > _ROWS_MIN
         and all(
             row[place] > 0
             for place, row in enumerate(

@@ -41,7 +41,7 @@ from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import why_unserved
-from equipoise.shedder.fit import fit
+from equipoise.shedder.fit import Fit, fit, unexplained_cores
 from equipoise.shedder.loads import Load
 
 BROKER_COLUMNS: Final = (
@@ -104,6 +104,8 @@ def load_row(broker: str, loads: Sequence[Load]) -> Row:
     """Describe what the load reports say of a broker, and of the CPU time of calls in the cluster.
     `cost` and `other_work` are in percent of a core and of the broker, the latter None if unknown,
     `memory` in percent of its limit. `declared` is what services declare, by namespace.
+    `unexplained_cpu` is the CPU use of the last hours beyond what `cpu_us` explains, in percent of
+    a core: far from 0, its reports are wrong, or it does other work.
     """
     found = fit(load.cpu_sums for load in loads)
     load = next((load for load in loads if load.broker == broker), None)
@@ -115,11 +117,12 @@ def load_row(broker: str, loads: Sequence[Load]) -> Row:
         ),
         "cpu_us": {name: float(f"{1e6 * seconds:.3g}") for name, seconds in costs.items()},
         "known_costs": [name for name in costs if name not in found.unknown],
-        **_limits_row(load or Load(broker=broker, at_ms=0)),
+        **_limits_row(load or Load(broker=broker, at_ms=0), found),
     }
 
 
-def _limits_row(load: Load) -> Row:
+def _limits_row(load: Load, found: Fit) -> Row:
+    beyond = unexplained_cores(load.cpu_sums, found)
     return {
         "memory": round(load.resources.memory.percent, 1),
         "declared": {
@@ -128,6 +131,7 @@ def _limits_row(load: Load) -> Row:
         "capacities": dict(load.capacities),
         "load_problem": load.problem,
         "cpu_problem": load.cpu_problem,
+        "unexplained_cpu": None if beyond is None else round(100 * beyond, 1),
     }
 
 

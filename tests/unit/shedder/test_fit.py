@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.shedder.costs import ASSUMED, Coefficients
-from equipoise.shedder.fit import SHARE_MAX, SUMS, Amounts, Fit, cpu_of, fit, with_observation
+from equipoise.shedder.fit import (
+    SHARE_MAX,
+    SUMS,
+    Amounts,
+    Fit,
+    cpu_of,
+    fit,
+    unexplained_cores,
+    with_observation,
+)
 
 TRUE = Coefficients(per_call=1e-3, per_byte=1e-8, per_session=2e-6, process=0.03)
 HOURS = 3
@@ -77,6 +86,37 @@ def test_other_work_of_a_broker_makes_no_call_expensive(others: int) -> None:
     found = fit([sums_of(varied(99), by(TRUE, more=1.0)), *brokers])
     assert found.coefficients.per_call == pytest.approx(TRUE.per_call, rel=0.2)
     assert found.coefficients.process < 0.2
+
+
+@pytest.mark.parametrize("more", [0.001, 1.0, 1_000.0], ids=["few calls", "as many", "many"])
+@pytest.mark.parametrize("share", [0.0, 90.0], ids=["cheap", "expensive"])
+@pytest.mark.parametrize("weight", [1.0, 1e6], ids=["for hours", "for ages"])
+def test_no_broker_alone_bends_what_the_others_show(
+    more: float, share: float, weight: float
+) -> None:
+    """Its clock is wrong, or it lies. It is named by what it uses beyond the estimate."""
+    wrong = replace(TRUE, per_call=share * ASSUMED.per_call)
+    turns = [each._replace(calls=more * each.calls) for each in varied(99)]
+    liar = [min(weight * each, 1e11) for each in sums_of(turns, by(wrong))]
+    honest = [sums_of(varied(seed), by(TRUE)) for seed in range(3)]
+    found = fit([liar, *honest])
+    assert found.coefficients.per_call == pytest.approx(TRUE.per_call, rel=0.25)
+    for sums in honest:
+        assert abs(unexplained_cores(sums, found) or 0.0) < 0.1
+    beyond = unexplained_cores(liar, found)
+    if more < 1:
+        return
+    assert beyond is None or beyond * (share - 10) > 0, "no sums can be so large"
+    assert unexplained_cores((), found) is None
+
+
+def test_brokers_that_have_just_joined_or_idle_take_nothing_from_the_estimate() -> None:
+    idle = sums_of([Amounts(bundles=4)] * 360, by(TRUE))
+    joined = sums_of([Amounts(bundles=4)], by(TRUE))
+    for others in ([joined], [idle], [idle] * 9, [joined] * 9):
+        found = fit([sums_of(varied(1), by(TRUE)), *others])
+        assert found.coefficients.per_call == pytest.approx(TRUE.per_call, rel=0.1)
+        assert found.for_costs == found.coefficients
 
 
 def test_costs_follow_at_most_twofold_in_ten_minutes() -> None:
