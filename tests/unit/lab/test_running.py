@@ -105,9 +105,9 @@ def test_calls_that_begin_at_shards_spread_by_number_are_evened_out_by_cost(seed
     phases = _calls(_CALL_MS, 60, seed=seed), _calls(dearer, 60, seed=seed + 9)
     result = run(_programs(*phases, joins_s=(0.0, 5.0, 12.5)))
     assert _furthest(result, _CALL_MS, at_s=20) > 0.3
-    assert _furthest(result, _CALL_MS, at_s=50) < 0.2
+    assert _furthest(result, _CALL_MS, at_s=50) < 0.25
     assert _furthest(result, dearer, at_s=80) > 0.4
-    assert _furthest(result, dearer, at_s=110) < 0.1
+    assert _furthest(result, dearer, at_s=110) < 0.15
 
 
 @pytest.mark.parametrize("joins_s", [22.0, 26.0, 40.0])
@@ -116,7 +116,7 @@ def test_a_program_that_joins_soon_after_calls_begin_has_its_share(joins_s: floa
     calls = _calls(_CALL_MS, 60, seed=1)
     result = run(_programs(calls, joins_s=(0.0, 5.0, 12.5, joins_s)))
     assert _furthest(result, _CALL_MS, at_s=joins_s + 10) < 0.35
-    assert _furthest(result, _CALL_MS, at_s=joins_s + 20) < 0.25
+    assert _furthest(result, _CALL_MS, at_s=joins_s + 20) < 0.3
 
 
 def test_bundles_of_a_lost_broker_are_placed_and_do_not_count_as_moves() -> None:
