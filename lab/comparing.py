@@ -31,6 +31,10 @@ REFERENCES: Final = ("TransferShedder", "AvgShedder")
 
 OURS: Final = "BalancedShedder"
 
+TUNED: Final = (3, 4)
+"""The seeds of `lab.traces.COMPARED` on which the defaults of `OURS` were chosen. Others show what
+they are worth."""
+
 _PULSAR_INTERVAL_MS: Final = 60_000
 """Pulsar's default of `loadBalancerSheddingIntervalMinutes`."""
 

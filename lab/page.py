@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from equipoise.lab.comparing import Comparison
+from equipoise.lab.comparing import OURS, TUNED, Comparison
 from equipoise.lab.results import Result
 
 COLUMNS: Final = (
@@ -110,7 +110,8 @@ def write_page(comparisons: Sequence[Comparison], folder: Path, *, seeds: Sequen
         f" style-src 'unsafe-inline'\">"
         f"<title>Equipoise: balancing policies</title><style>{_STYLE}</style></head><body>\n"
         f"<h1>Balancing policies on {len(comparisons)} load traces</h1>{_ABOUT}<p>Seeds:"
-        f" {', '.join(map(str, seeds))}.</p>\n"
+        f" {', '.join(map(str, seeds))}. The defaults of {OURS} were chosen on the seeds"
+        f" {', '.join(map(str, TUNED))} of the generated traces.</p>\n"
         "<div"
         f' class="wide"><table><tr>{head}</tr>\n{body}\n</table></div>\n{images}\n</body></html>\n',
         encoding="utf-8",

@@ -195,27 +195,32 @@ def planned_runs(
 def fronts(runs: Iterable[FinishedRun]) -> list[FrontPoint]:
     """Return for each trace the settings that no others beat in both figures, the evenest first.
 
-    Settings with a failed run are left out: a mean over fewer seeds cannot be compared.
+    They are chosen on every other seed, from the first. The figures are from the other seeds, if
+    there are any. Settings with a failed run are left out: a mean over fewer seeds cannot be
+    compared.
     """
-    metrics_of: dict[str, dict[tuple[str, tuple[str, ...]], list[Metrics | None]]] = {}
+    runs_of: dict[str, dict[tuple[str, tuple[str, ...]], list[FinishedRun]]] = {}
     for each in runs:
-        of_trace = metrics_of.setdefault(each.run.trace, {})
-        of_trace.setdefault((each.run.policy, each.run.settings), []).append(each.metrics)
-    return [
-        point
-        for trace, of_trace in metrics_of.items()
-        for point in pareto_front(
-            FrontPoint(
-                trace=trace,
-                policy=policy,
-                settings=settings,
-                unevenness=fmean(each.unevenness for each in metrics if each is not None),
-                load_moved=fmean(each.load_moved for each in metrics if each is not None),
-            )
-            for (policy, settings), metrics in of_trace.items()
-            if None not in metrics
-        )
-    ]
+        of_trace = runs_of.setdefault(each.run.trace, {})
+        of_trace.setdefault((each.run.policy, each.run.settings), []).append(each)
+    found = []
+    for of_trace in runs_of.values():
+        whole = [each for each in of_trace.values() if all(run.metrics for run in each)]
+        chosen = {_point(each[::2]): each for each in whole}
+        reported = [_point(chosen[point][1::2] or chosen[point]) for point in pareto_front(chosen)]
+        found += sorted(reported, key=lambda point: point.unevenness)
+    return found
+
+
+def _point(runs: Sequence[FinishedRun]) -> FrontPoint:
+    metrics = [each.metrics for each in runs if each.metrics is not None]
+    return FrontPoint(
+        trace=runs[0].run.trace,
+        policy=runs[0].run.policy,
+        settings=runs[0].run.settings,
+        unevenness=fmean(each.unevenness for each in metrics),
+        load_moved=fmean(each.load_moved for each in metrics),
+    )
 
 
 def _concerns(setting: str, policy: str) -> bool:

@@ -74,6 +74,9 @@ def test_the_page_has_all_figures_and_plots_and_fetches_nothing(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in page.parent.glob("*.png"))
     assert ["overview", "steady", "broker-lost"] == re.findall(r"<h2>(.*?)</h2>", text)
     assert 5 == text.count("<tr>")
+    assert (
+        "<p>Seeds: 1, 2. The defaults of BalancedShedder were chosen on the seeds 3, 4 of" in text
+    )
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
 
 
