@@ -156,7 +156,8 @@ class Keyed(Service, Generic[T]):
     ends, so what was answered is kept. Without a store, objects live in the memory of the
     processes: they move, and those of a process that dies are lost.
 
-    Its load is what its calls use, and the bytes of what they load and change.
+    Its load is what its calls use, and the bytes of what they load and change. It does not say how
+    much memory its objects take: only the memory of the process counts.
     """
 
     def __init__(
