@@ -70,6 +70,10 @@ GROUPS: Final = {
         "equipoise.brokers.cli.commands.channel_commands",
         "Read the log, show a bundle's history, verify everything.",
     ),
+    "archive": (
+        "equipoise.brokers.cli.commands.history_commands:archive_app",
+        "Store every record of a channel, and what it changed, in tables of Delta Lake.",
+    ),
     "audit": (
         "equipoise.brokers.cli.commands.history_commands:audit_app",
         "Check every record of a channel as it arrives.",

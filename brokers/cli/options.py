@@ -122,7 +122,14 @@ def directory(text: str) -> Path:
     """Parse the directory of an option. An empty name is a usage error; pathlib would read it as
     the working directory.
     """
+    if "://" in str(text):  # A default is a path already.
+        raise typer.BadParameter(f"{text!r} is a URL; name a directory")
     return _named(text, unless=Path.is_file, other="a file; name a directory")
+
+
+def directory_or_url(text: str) -> str:
+    """Parse a directory, or the URL of a place in object storage."""
+    return text if "://" in text else str(directory(text))
 
 
 def file(text: str) -> Path:

@@ -22,8 +22,6 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.retention import DAYS_MAX, hold_document, hold_key, is_hold, newest_ms
-from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.sequence.rows import Source
 
 PUBLISHER: Final = "admin:archive"
 
@@ -92,17 +90,14 @@ class Hold:
         """The last offset read that holds a record other than a retention hold."""
         self._open_ms = OPEN_MS
 
-    def archived(self, manifest: Manifest, *, at_once: bool = False) -> None:
-        """Publish the archive's progress on the channel, unless that was done recently.
+    def archived(self, reached: int, *, at_once: bool = False) -> None:
+        """Publish on the channel that the archive has reached a logical offset, unless that was
+        done recently. -1 stands for an empty archive.
 
         Failures are reported and retried later. A batch waits within the bounds of the constants
         above. `at_once` is for the end of an archive, when no batch waits.
         """
-        position = manifest.positions.get(Source.CHANNEL)
-        if position is None:
-            return
-        reached = position - 1 + manifest.base
-        if not self._is_due(reached, at_once=at_once):
+        if reached < 0 or not self._is_due(reached, at_once=at_once):
             return
         try:
             access = self._read(read_ms=ALONE_MS if at_once else READ_MS)

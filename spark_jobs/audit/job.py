@@ -38,9 +38,8 @@ from equipoise.spark_jobs.audit.reporting import (
 from equipoise.spark_jobs.rules.checkers import CHANNEL_RULES
 from equipoise.spark_jobs.rules.rule import parse_finding
 from equipoise.spark_jobs.sequence.rows import Source, Table
-from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
+from equipoise.spark_jobs.sources.beginnings import FILE, Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
-from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
@@ -55,6 +54,12 @@ JOB: Final = "audit"
 
 STATE_VERSION: Final = 4
 """Raise it with every change that makes the state of existing checkpoints unusable."""
+
+CHECKPOINTS: Final = ".checkpoints"
+
+_SIGNS: Final = ("metadata", FILE)
+"""Files, by Spark and by Equipoise. One of them exists before the first batch of a checkpoint
+begins."""
 
 _WANTS: Final = frozenset({Table.FACTS})
 
@@ -72,8 +77,9 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     out = FindingsOut(options.log_url)
     # Before Spark's slow start: another process may use the archive.
     with open_findings(options.archive, log=identity, url=options.log_url) as table:
-        sink = table.sink
-        check_version(JOB, sink.checkpoint, STATE_VERSION)
+        checkpoint = options.archive / CHECKPOINTS / JOB
+        is_new = not any((checkpoint / name).exists() for name in _SIGNS)
+        check_version(JOB, checkpoint, STATE_VERSION)
         spark = spark_session(
             "equipoise audit",
             master=options.master,
@@ -87,10 +93,10 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             metrics_port=options.metrics_port,
             rules=CHANNEL_RULES,
         ) as watch:
-            beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
+            beginning = kept_beginning(checkpoint, lambda: beginning_at(options.log_url))
             # py4j frees Java objects at any time, and loses a Ctrl-C during that.
             with delayed_interrupts():
-                watch.note(_start_note(name, table, beginning))
+                watch.note(_start_note(name, beginning, is_new=is_new))
                 watch.note(
                     f"findings are printed here, and written to {options.archive / Table.FINDINGS},"
                     f" and {FINDINGS.name} {out.place}"
@@ -98,7 +104,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
                 older = kept_findings(options.archive, watch.note)
                 stream = Stream(
                     job=JOB,
-                    checkpoint=sink.checkpoint,
+                    checkpoint=checkpoint,
                     to_end=options.to_end,
                     frame=lambda: _frame(spark, options, beginning, identity),
                     take=taker(table, out, watch, log=name, as_json=options.as_json),
@@ -162,21 +168,21 @@ def taker(
         reached, rows = rows.filter(is_reach), rows.filter(pc.invert(is_reach))
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
         found = [parse_finding(body) for body in rows["body"].to_pylist()]
-        table.write(number, rows)
+        table.write(rows)
         if number > printed_last:
             printed_last = number
-            print_findings(found, watch, archive=table.sink.archive, log=log, as_json=as_json)
+            print_findings(found, watch, archive=table.archive, log=log, as_json=as_json)
         out.put(found)
         for body in reached["body"].to_pylist():
             reach = Reach(**orjson.loads(body))
-            reach.keep(table.sink.archive)
+            reach.keep(table.archive)
             watch.reached(audited=reach.audited, end=reach.end)
 
     return take
 
 
-def _start_note(log: str, table: FindingsTable, beginning: Beginning) -> str:
-    if not table.sink.is_new:
+def _start_note(log: str, beginning: Beginning, *, is_new: bool) -> str:
+    if not is_new:
         return f"auditing {log}, continued from the last run"
     position = beginning.positions[Source.CHANNEL]
     where = (
@@ -184,9 +190,4 @@ def _start_note(log: str, table: FindingsTable, beginning: Beginning) -> str:
         if beginning.snapshot is None
         else f"from offset {position}, the first after its snapshot"
     )
-    lost = (
-        f"; the checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}"
-        if table.sink.manifest.generation > 1
-        else ""
-    )
-    return f"auditing {log} {where}{lost}"
+    return f"auditing {log} {where}"

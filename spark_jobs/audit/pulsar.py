@@ -23,8 +23,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.storagelevel import StorageLevel
 
 from equipoise.pulsar_cluster.archive import open_archive
-from equipoise.spark_jobs.archive.tables.schema import WRITTEN_BY
-from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, lines
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
@@ -36,6 +34,9 @@ from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import PulsarOptions, Screen
 from equipoise.spark_jobs.streams.sequential_operator import ROWS_DDL, frames, with_time
 from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.tables.delta import Place
+from equipoise.spark_jobs.tables.schema import WRITTEN_BY
+from equipoise.spark_jobs.tables.writing import Writer, open_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +68,7 @@ _COLUMNS: Final = tuple(column.split()[0] for column in _MESSAGES_DDL.split(", "
 def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     """Audit a recording, write its tables and print the findings. Return how many there are.
 
-    Raises what `open_archive`, `open_sink` and `spark_session` raise, and `PeerError` if Spark
+    Raises what `open_archive`, `open_writer` and `spark_session` raise, and `PeerError` if Spark
     fails.
     """
     with open_archive(options.recording) as recording:
@@ -80,7 +81,7 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     spark = spark_session("equipoise pulsar", master=options.master, note=screen.note)
     screen.note(f"auditing {options.recording}: {messages:,} messages of {cluster}")
     opened = partial(
-        open_sink, options.archive, log=f"pulsar:{cluster}", url=str(options.recording)
+        open_writer, Place(options.archive), log=f"pulsar:{cluster}", url=str(options.recording)
     )
     with opened(writer="archive") as tables, opened(writer="audit") as audited:
         job = interruptible(
@@ -107,7 +108,7 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     return len(found)
 
 
-def _write(rows: DataFrame, tables: Sink, audited: Sink) -> list[Finding]:
+def _write(rows: DataFrame, tables: Writer, audited: Writer) -> list[Finding]:
     """Write the rows (`EMITTED_DDL`) in place of those of an earlier run. Return the findings in
     order.
     """
@@ -124,6 +125,8 @@ def _write(rows: DataFrame, tables: Sink, audited: Sink) -> list[Finding]:
             for first in range(0, end, PART)
         )
         audited.replace([findings])
+        tables.save_state({})
+        audited.save_state({})
     except (PySparkException, Py4JError) as error:
         raise spark_failed("pulsar", str(error)) from error
     return [

@@ -250,5 +250,5 @@ class _Run:
                 log=self._log,
                 as_json=self._options.as_json,
             )
-        self._table.append(number, found)
+        self._table.append(found)
         self._out.put(found)

@@ -13,7 +13,6 @@ import orjson
 import pyarrow as pa
 
 from equipoise.channel.core.errors import OperatorError
-from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.audit.reporting import reach_in
 from equipoise.spark_jobs.report.figures import Report, local_zone, period_shown
 from equipoise.spark_jobs.report.page import page, summary
@@ -68,20 +67,17 @@ def made_report(options: ReportOptions, path: Path) -> Report:
 
     Raises `NotFound`, and `ArchiveDamaged`, which names the file.
     """
-    archive = Archive(path)
-    archived, audited = archive.manifest("archive"), archive.manifest("audit")
-    manifest = archived or audited
-    assert manifest is not None, "an archive has a manifest"
-    with _failures_named(path), opened(Tables(path)) as db:
+    tables = Tables(path)
+    with _failures_named(path), opened(tables) as db:
         held = extent(db)
         period = period_shown(held, options.from_ms, options.to_ms)
         about = Report(
             archive=str(path),
-            url=manifest.url,
+            url=tables.url or "URL",
             held=held,
             period=period,
-            is_archived=archived is not None,
-            is_audited=audited is not None,
+            is_archived=tables.is_written("archive"),
+            is_audited=tables.is_written("audit"),
             reach=reach_in(path),
         )
         return about if period is None else Queries(db, period).filled(about)

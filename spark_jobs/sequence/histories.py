@@ -1,27 +1,27 @@
-"""Make rows of transitions, ownership intervals and transfers from the fold's changes.
+"""Make rows of transitions, intervals, moves and broker events from the fold's changes.
 
-`spark_jobs.archive.tables.schema` defines their columns.
+`spark_jobs.tables.schema` defines their columns.
 
 * An interval lasts while one incarnation serves one bundle (`BundleEntry.server`).
-* A transfer lasts while a bundle is `transferring`, `handing_over` or `unloading`.
-* Both are written when they end.
+* A move lasts while a bundle is `transferring`, `handing_over` or `unloading`.
+* Both are written when they end, and all intervals that last with every batch that changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Merge, Split, Unreadable
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import subject
 from equipoise.spark_jobs.rules.memory import StateRow, StateTable
-from equipoise.spark_jobs.sequence.rows import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import LASTING, Emitted, Table
 from equipoise.spark_jobs.sequence.subjects import kind_of
 
 _MOVING: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")
@@ -93,9 +93,10 @@ class Histories:
             "transfer:", str, _to_bytes, lambda data: _Transfer(**orjson.loads(data))
         )
         self._tables = (self._holders, self._ownerships, self._transfers)
+        self._is_changed = False
 
     def begin(self, view: View) -> None:
-        """Continue from `view`. Drop intervals and transfers that it lacks; those that are new
+        """Continue from `view`. Drop intervals and moves that it lacks; those that are new
         began before it.
         """
         self._holders.replace({broker.incarnation: broker.broker for broker in view.live_brokers()})
@@ -127,6 +128,28 @@ class Histories:
                 )
         self._ownerships.replace(ownerships)
         self._transfers.replace(transfers)
+        self._is_changed = True
+
+    def lasting(self, view: View, at_ms: int) -> Iterator[Emitted]:
+        """Yield all intervals that last in `view`, if any began or ended since the last call. One
+        row without a body stands for none.
+        """
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        names = sorted(self._ownerships) or [""]
+        for name in names:
+            found, bundle = self._ownerships.get(name), view.bundles.get(name)
+            body = (
+                None
+                if found is None or bundle is None
+                else orjson.dumps(
+                    {"namespace": bundle.namespace, "bundle": name, **found._asdict()}
+                )
+            )
+            yield Emitted(
+                Table.INTERVALS, name, view.offset, LASTING, at_ms, None, None, None, body
+            )
 
     def feed(self, folded: Folded, at_ms: int) -> Iterator[Emitted]:
         """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never
@@ -147,11 +170,16 @@ class Histories:
                 if broker.after is not None and broker.after.live:
                     self._holders[broker.after.incarnation] = broker.name
         rows: dict[Table, int] = {}
+        for event in _broker_events(changes, moment):
+            ordinal = rows[Table.BROKER_EVENTS] = rows.get(Table.BROKER_EVENTS, -1) + 1
+            yield _emitted(
+                Table.BROKER_EVENTS, subject("broker", event["broker"]), moment, ordinal, event
+            )
         for bundle in changes:
             if isinstance(bundle, BundleChanged):
                 for table, row in self._rows(bundle, moment):
                     ordinal = rows[table] = rows.get(table, -1) + 1
-                    yield _emitted(table, bundle.name, moment, ordinal, row)
+                    yield _emitted(table, subject("bundle", bundle.name), moment, ordinal, row)
         if moment.dead is not None:
             self._holders.remove(moment.dead)
 
@@ -161,6 +189,7 @@ class Histories:
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Restore the state from these rows. Ignore rows of other parts."""
+        self._is_changed = True
         for table in self._tables:
             table.restore(rows)
 
@@ -175,9 +204,10 @@ class Histories:
         yield Table.TRANSITIONS, {**what, **self._transition(before, after, moment)}
         served_by, serves = _server(before), _server(after)
         if served_by != serves:
+            self._is_changed = True
             if served_by is not None:
                 yield (
-                    Table.OWNERSHIP_INTERVALS,
+                    Table.INTERVALS,
                     {**what, **self._ended_ownership(change, served_by, moment)},
                 )
             if after is not None and serves is not None:
@@ -189,7 +219,7 @@ class Histories:
             after is not None and after.phase in _MOVING,
         )
         if before is not None and was and not is_now:
-            yield Table.TRANSFERS, {**what, **self._ended_transfer(before, after, moment)}
+            yield Table.MOVES, {**what, **self._ended_transfer(before, after, moment)}
         elif after is not None and is_now:
             self._transfers[after.name] = (
                 self._moved_on(after, moment) if was else self._transfer(after, moment)
@@ -242,6 +272,9 @@ class Histories:
             "ended_offset": moment.offset,
             "ended_at": moment.at_ms,
             "result": result,
+            "prepare_ms": None
+            if transfer.ready_at is None or transfer.begun_at is None
+            else transfer.ready_at - transfer.begun_at,
             "pause_ms": moment.at_ms - transfer.ready_at
             if is_paused and transfer.ready_at is not None
             else None,
@@ -283,6 +316,21 @@ class Histories:
         return None if incarnation is None else self._holders.get(incarnation)
 
 
+def _broker_events(changes: Iterable[Change], moment: _Moment) -> Iterator[dict[str, Any]]:
+    for change in changes:
+        if isinstance(change, BrokerChanged) and change.after is not None:
+            row = {
+                "broker": change.name,
+                "publisher": moment.requester,
+                "reason": _reason(moment.record),
+            }
+            has_joined = change.after.incarnation == moment.offset
+            if has_joined and change.dead is not None:
+                yield {**row, "incarnation": change.dead, "event": "replaced"}
+            event = "joined" if has_joined else change.after.status
+            yield {**row, "incarnation": change.after.incarnation, "event": event}
+
+
 def _to_bytes(value: _Ownership | _Transfer) -> bytes:
     return orjson.dumps(value._asdict())
 
@@ -318,11 +366,11 @@ def _result(before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> 
 
 
 def _emitted(
-    table: Table, bundle: str, moment: _Moment, ordinal: int, row: Mapping[str, Any]
+    table: Table, who: str, moment: _Moment, ordinal: int, row: Mapping[str, Any]
 ) -> Emitted:
     return Emitted(
         table=table,
-        subject=subject("bundle", bundle),
+        subject=who,
         offset=moment.offset,
         ordinal=ordinal,
         at_ms=moment.at_ms,

@@ -2,8 +2,8 @@
 
 Notes are not folded. No note changes a verdict or the log's time.
 
-A load report (a document of `Source.LOADS`) becomes rows of two tables. `brokers.load.documents`
-defines the documents, `spark_jobs.archive.tables.schema` the columns.
+`brokers.load.documents` defines the documents of load reports, `spark_jobs.tables.schema` the
+columns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -26,34 +26,24 @@ from equipoise.spark_jobs.sequence.subjects import LOG, bundle_in_fact, fact_byt
 Row = Mapping[str, str | int | float | None]
 
 
-class LoadRows(NamedTuple):
-    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle in
-    it.
-    """
-
-    brokers: tuple[Row, ...]
-    bundles: tuple[Row, ...]
-
-
-def load_rows(document: bytes) -> LoadRows | None:
-    """Return the rows of a load report, or None for another document. A figure that is not a finite
-    number is null.
+def load_rows(document: bytes) -> tuple[Row, ...] | None:
+    """Return the rows of a load report, the broker's first and then one for each bundle in it, or
+    None for another document. A figure that is not a finite number is null.
     """
     try:
         load = decode_load(document)
     except UnreadableLoad:
         return None
-    return LoadRows(
-        brokers=(_of_broker(load),),
-        bundles=tuple(_of_bundle(load.broker, each) for each in load.bundles),
+    of_all: Row = {"broker": load.broker, "reported_at": load.at_ms}
+    return (
+        {**of_all, **_of_broker(load)},
+        *({**of_all, **_of_bundle(each)} for each in load.bundles),
     )
 
 
 def _of_broker(load: Load) -> Row:
     resources = load.resources
     return {
-        "broker": load.broker,
-        "reported_at": load.at_ms,
         "cpu": _share(resources.cpu),
         "memory": _share(resources.memory),
         "direct_memory": _share(resources.direct_memory),
@@ -67,9 +57,8 @@ def _of_broker(load: Load) -> Row:
     }
 
 
-def _of_bundle(broker: str, bundle: BundleTraffic) -> Row:
+def _of_bundle(bundle: BundleTraffic) -> Row:
     return {
-        "broker": broker,
         "bundle": bundle.bundle,
         **_rates(bundle.traffic),
         "topics": bundle.topics,
@@ -164,9 +153,8 @@ def _loads(arrival: Arrival, _raw: Raw, _now: Now) -> Sequence[Emitted] | None:
     if found is None:
         return None
     return [
-        _row(table, arrival, ordinal, orjson.dumps(body))
-        for table, bodies in zip((Table.BROKER_LOAD, Table.BUNDLE_LOAD), found, strict=True)
-        for ordinal, body in enumerate(bodies)
+        _row(Table.LOADS, arrival, ordinal, orjson.dumps(body))
+        for ordinal, body in enumerate(found)
     ]
 
 
@@ -192,7 +180,7 @@ def _serving(arrival: Arrival, raw: Raw, now: Now) -> Sequence[Emitted] | None:
         after=None if entry is None else bundle_in_fact(entry),
         context=context,
     )
-    return (_emitted(fact),)
+    return (_emitted(fact), _row(Table.SERVING, arrival, 0, arrival.value))
 
 
 _ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now], Sequence[Emitted] | None]]] = {

@@ -1,7 +1,7 @@
 """Make the archive's rows from the messages of a recorded Pulsar cluster: fold them, and audit each
 by the rules written a second time.
 
-`spark_jobs.archive.tables.schema` defines the columns. `equipoise report` draws the same page
+`spark_jobs.tables.schema` defines the columns. `equipoise report` draws the same page
 for a cluster of Pulsar. Pulsar's records name no author and no reason, and a broker has no
 incarnation: these columns are null.
 """
@@ -32,7 +32,7 @@ from equipoise.pulsar_cluster.table import Table as Bundles
 from equipoise.spark_jobs.rules import pulsar as rules
 from equipoise.spark_jobs.rules.facts import subject
 from equipoise.spark_jobs.rules.rule import ACCEPTED, Finding
-from equipoise.spark_jobs.sequence.rows import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import LASTING, Emitted, Table
 
 MessageRow = tuple[int, str, str, int, bytes | None, str]
 """Offset, message id, bundle, Unix time in ms, value and producer of a message, as a recording has
@@ -121,9 +121,23 @@ class PulsarRows:
                 yield _emitted(table, message, ordinal, orjson.dumps(body))
 
     def end(self, newest_ms: int) -> Iterator[Emitted]:
-        """Yield the findings that show only after the last message. `newest_ms` is the newest time
-        of the recording (Unix time).
+        """Yield the intervals that last, and the findings that show only after the last message.
+        `newest_ms` is the newest time of the recording (Unix time).
         """
+        for name in sorted(self._ownerships):
+            held = self._ownerships[name]
+            row = {"namespace": name.rpartition("/")[0], "bundle": name, **held._asdict()}
+            yield Emitted(
+                Table.INTERVALS,
+                subject("bundle", name),
+                0,  # The state of all namespaces is one.
+                LASTING,
+                held.from_at,
+                None,
+                None,
+                None,
+                orjson.dumps(row),
+            )
         # Else messages were lost after the last one here, so nothing is known of its bundles.
         if not self._beginnings:
             yield from map(finding_row, self._audit.end(newest_ms))
@@ -156,7 +170,7 @@ class PulsarRows:
             ended = self._ownerships.pop(name, None)
             if ended is not None:
                 yield (
-                    Table.OWNERSHIP_INTERVALS,
+                    Table.INTERVALS,
                     name,
                     _ended_ownership(ended, _how_ended(held, record), message),
                 )
@@ -176,7 +190,7 @@ class PulsarRows:
             return
         move = self._moves.pop(message.bundle, None)
         if move is not None:
-            yield Table.TRANSFERS, message.bundle, _ended_move(move, record, message)
+            yield Table.MOVES, message.bundle, _ended_move(move, record, message)
         if record is not None and record.state == RELEASING:
             self._moves[message.bundle] = _Move(
                 record.source,
@@ -285,6 +299,7 @@ def _ended_move(move: _Move, record: StateRecord | None, message: Message) -> di
         "ended_offset": message.offset,
         "ended_at": at_ms,
         "result": result,
+        "prepare_ms": 0,
         "pause_ms": spent_ms if result == "done" else None,
         "duration_ms": spent_ms,
     }
@@ -335,12 +350,9 @@ def load_rows(
     try:
         raw = orjson.loads(value or b"{}")
         if topic == BROKER_LOADS and raw:
-            table, found = Table.BROKER_LOAD, [_of_broker(raw)]
+            found = [_of_broker(raw)]
         elif topic == TOP_BUNDLES:
-            table, found = (
-                Table.BUNDLE_LOAD,
-                [_of_bundle(each) for each in raw.get("topBundlesLoadData") or ()],
-            )
+            found = [_of_bundle(each) for each in raw.get("topBundlesLoadData") or ()]
         else:
             return
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -348,7 +360,7 @@ def load_rows(
     for ordinal, each in enumerate(found):
         body = orjson.dumps({"broker": broker, **each})
         yield Emitted(
-            table, subject("broker", broker), number, ordinal, at_ms, None, None, None, body
+            Table.LOADS, subject("broker", broker), number, ordinal, at_ms, None, None, None, body
         )
 
 

@@ -1,7 +1,7 @@
 """Define the entries that come from the sources, the channel's log and the notes, and the rows that
 the sequential operator emits.
 
-`spark_jobs.sources.frames` reads the entries, `spark_jobs.archive.tables` defines the bodies of
+`spark_jobs.sources.frames` reads the entries, `spark_jobs.tables` defines the bodies of
 rows.
 """
 
@@ -56,21 +56,22 @@ class Table(StrEnum):
     FACTS = "facts"
     RECORDS = "records"
     SNAPSHOTS = "snapshots"
-    TRANSITIONS = "transitions"
-    OWNERSHIP_INTERVALS = "ownership_intervals"
-    TRANSFERS = "transfers"
-    BROKER_LOAD = "broker_load"
-    BUNDLE_LOAD = "bundle_load"
-    DECISIONS = "decisions"
-    FINDINGS = "findings"
     BUNDLES = "bundles"
+    TRANSITIONS = "transitions"
     INTERVALS = "intervals"
     MOVES = "moves"
     BROKER_EVENTS = "broker_events"
     GAPS = "gaps"
     LOADS = "loads"
+    DECISIONS = "decisions"
     SERVING = "serving"
     REACH = "reach"
+    FINDINGS = "findings"
+
+
+LASTING: Final = -1
+"""The ordinal of a row of `Table.INTERVALS` that has not ended. These rows are the present state:
+each batch that changes it has all of them, in place of those of earlier batches."""
 
 
 class Emitted(NamedTuple):
@@ -83,7 +84,7 @@ class Emitted(NamedTuple):
       of notes, the source's own time.
     * `kind`, `publisher`, `verdict`: of a record (verdict: `accepted` or the reason), else None.
     * `body`: the entry's bytes for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, else one JSON
-      object.
+      object; of a row with the ordinal `LASTING` null if no interval lasts.
     """
 
     table: str

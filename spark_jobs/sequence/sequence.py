@@ -3,7 +3,7 @@
 * `folding` folds the channel, `LogTime` keeps its time, and `state_rows` stores the view.
 * `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the audit's own view
   to them.
-* `histories` makes the rows of transitions, ownership intervals and transfers. `notes` handles
+* `histories` makes the rows of transitions, intervals, moves and broker events. `notes` handles
   notes.
 
 Guarantees:
@@ -143,7 +143,9 @@ _CHANNEL: Final = Source.CHANNEL.value
 _RECORDS: Final = Table.RECORDS.value
 _SNAPSHOTS: Final = Table.SNAPSHOTS.value
 _FACTS: Final = Table.FACTS.value
-_HISTORIES: Final = frozenset({Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS})
+_HISTORIES: Final = frozenset(
+    {Table.TRANSITIONS, Table.INTERVALS, Table.MOVES, Table.BROKER_EVENTS}
+)
 
 
 def nothing_lost(_first: int, _below: int) -> None:
@@ -203,6 +205,11 @@ class Sequence:
     def begin(self) -> int:
         """The offset after which the channel is known; 0 if from its first record."""
         return self._folding.begin
+
+    @property
+    def position(self) -> int:
+        """The physical offset of the next entry to feed."""
+        return max(self._folding.seen, self.view.offset - self.view.base) + 1
 
     def reached(self, position: int) -> int:
         """Return the last offset that was looked at, if all entries below the physical `position`
@@ -276,6 +283,7 @@ class Sequence:
 
     def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
         """Yield the rows of these arrivals: first those of the channel, by offset, then the others.
+        At the end, all intervals that last, if that changed.
 
         Consume the iterator to its end, or discard the sequence. Raise what `lost` raises for an
         unavailable log.
@@ -296,6 +304,8 @@ class Sequence:
             elif arrival.offset >= FIRST_OFFSET:
                 # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
+        if self._histories is not None and Table.INTERVALS in self._wants:
+            yield from self._histories.lasting(self.view, self._time.now_ms)
 
     def _damage_of(self, bundle: str, token: object) -> int | None:
         return None if self._membership is None else self._membership.damage_of(bundle, token)
@@ -327,7 +337,12 @@ class Sequence:
         folded = self._folding.fold(offset, value or b"", events)
         rows: list[Emitted] = []
         record = None if folded is None or self._membership is not None else folded.record
-        if folded is not None and type(record) is Renewed and folded.verdict.reason is None:
+        if (
+            folded is not None
+            and type(record) is Renewed
+            and folded.verdict.reason is None
+            and not events
+        ):
             # Nine tenths of a channel are accepted renewals. They have no other rows.
             if self._wants_records and is_new:
                 at_ms = self._time.now_ms
@@ -350,19 +365,7 @@ class Sequence:
             self._until_snapshot -= 1
             if self._until_snapshot <= 0:
                 self._until_snapshot = self._snapshot_records
-                rows.append(
-                    Emitted(
-                        _SNAPSHOTS,
-                        "",
-                        folded.offset,
-                        0,
-                        self._time.now_ms,
-                        None,
-                        None,
-                        None,
-                        packed(self.view),
-                    )
-                )
+                rows += self._snapshot(folded.offset)
         return rows
 
     def _rows_of(
@@ -383,6 +386,8 @@ class Sequence:
         )
         if self._wants_records and is_new:
             rows.append(self._record(folded, offset, value, raw))
+        if Table.GAPS in self._wants:
+            rows += self._gaps(offset, events)
         if self._membership is not None:
             rows += (
                 Emitted(
@@ -410,6 +415,36 @@ class Sequence:
                     if row.table in self._wants
                 )
         return rows
+
+    def _snapshot(self, offset: int) -> Iterator[Emitted]:
+        """Yield the rows of a snapshot: the view, and each bundle in it."""
+        at_ms, view = self._time.now_ms, self.view
+        yield Emitted(_SNAPSHOTS, "", offset, 0, at_ms, None, None, None, packed(view))
+        if Table.BUNDLES not in self._wants:
+            return
+        brokers = {each.incarnation: each.broker for each in view.live_brokers()}
+        for ordinal, name in enumerate(sorted(view.bundles)):
+            each = view.bundles[name]
+            row = {
+                "namespace": each.namespace,
+                "bundle": name,
+                "phase": each.phase,
+                "owner": None if each.owner is None else brokers.get(each.owner),
+                "source": None if each.source is None else brokers.get(each.source),
+                "server": None if each.server is None else brokers.get(each.server),
+                "token": each.token,
+                "last_offset": each.last,
+            }
+            body = orjson.dumps(row)
+            yield Emitted(Table.BUNDLES, name, offset, ordinal, at_ms, None, None, None, body)
+
+    def _gaps(self, offset: int, events: Iterable[Raw]) -> Iterator[Emitted]:
+        for event in events:
+            if event["event"] == "records_lost":
+                row = {"first_offset": event["from"], "last_offset": event["to"] - 1}
+                body, at_ms = orjson.dumps(row), self._time.now_ms
+                place = offset + self.view.base
+                yield Emitted(Table.GAPS, LOG, place, 0, at_ms, None, None, None, body)
 
     def _record(
         self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None

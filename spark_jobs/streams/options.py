@@ -86,14 +86,12 @@ def counting(
 class StreamOptions:
     """Options of all jobs that read the log at `log_url` as a stream.
 
-    * `archive`: folder for tables and checkpoints.
     * `to_end`: stop after the entries that existed at the start. Default: run until interrupted.
     * `master`: a Spark cluster; None for this machine.
     * `metrics_port`: serves `/metrics`; None for no metrics.
     """
 
     log_url: str
-    archive: Path
     to_end: bool = False
     master: str | None = None
     metrics_port: int | None = None
@@ -102,8 +100,11 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions(StreamOptions):
-    """Options of `run_audit`, which audits a log and the evidence next to it."""
+    """Options of `run_audit`, which audits a log and the evidence next to it. `archive` is a folder
+    for its table and its state.
+    """
 
+    archive: Path
     in_flight_max_s: int = IN_FLIGHT_MAX_S
     per_trigger: int = PER_TRIGGER
 
@@ -112,11 +113,13 @@ class AuditOptions(StreamOptions):
 class ArchiveOptions(StreamOptions):
     """Options of `run_archive`, which writes the tables of `archive`.
 
+    * `archive`: a folder, or a URL of object storage.
     * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no
       hold.
     * `release`: only release the retention hold of this name.
     """
 
+    archive: str | Path
     per_trigger: int = ARCHIVE_PER_TRIGGER
     hold: str | None = None
     release: str | None = None
@@ -160,14 +163,6 @@ class PulsarOptions:
     recording: Path
     archive: Path
     master: str | None = None
-    as_json: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactOptions:
-    """Options of `run_compact`, which compacts the small files of `archive`."""
-
-    archive: Path
     as_json: bool = False
 
 

@@ -16,7 +16,7 @@ For single rows Spark's writing, sorting, grouping and rebuilding costs more tha
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -174,6 +174,7 @@ class SequentialProcessor(StatefulProcessor):
 
     * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin
       with the log's first record. An existing checkpoint continues from its own state.
+    * `state`: rows of a sequence's state to begin with instead, for a new checkpoint.
     * `run_id`: different at each start of the query.
     * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
     * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
@@ -183,7 +184,8 @@ class SequentialProcessor(StatefulProcessor):
         self,
         *,
         wants: frozenset[Table],
-        begin: bytes | None,
+        begin: bytes | None = None,
+        state: Mapping[str, bytes] | None = None,
         run_id: str,
         log_url: str,
         snapshot_records: int = SNAPSHOT_RECORDS,
@@ -193,6 +195,7 @@ class SequentialProcessor(StatefulProcessor):
         self._wants = wants
         # It goes to a worker with each batch.
         self._begin = None if begin is None else compress(begin)
+        self._state = state
         self._run_id = run_id
         self._log_url = log_url
         self._snapshot_records = snapshot_records
@@ -256,9 +259,9 @@ class SequentialProcessor(StatefulProcessor):
             snapshot_records=self._snapshot_records,
         )
         listed = [(key, data) for key, data in self._rows.get()] if version else []
-        rows: dict[str, bytes] = {}
+        rows: dict[str, bytes] = {} if version else dict(self._state or {})
         _put(rows, listed)
-        if version:
+        if rows:
             sequence.restore(rows)
         return Kept(version=version, sequence=sequence, rows=rows, listed=len(listed))
 
@@ -268,7 +271,8 @@ class SequentialProcessor(StatefulProcessor):
         """
         changed = kept.sequence.changed_rows()
         _put(kept.rows, changed)
-        if kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
+        is_new = kept.version == 0  # Then Spark lacks also the rows that it began with.
+        if is_new or kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
             changed, kept.listed = list(kept.rows.items()), 0
             self._rows.clear()
         for first in range(0, len(changed), STATE_ROWS_AT_ONCE):

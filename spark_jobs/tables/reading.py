@@ -2,85 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.channel.core.errors import NotFound
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.sequence.snapshots import unpacked
-from equipoise.spark_jobs.tables.arrow import arrow_schema, of_decision
-from equipoise.spark_jobs.tables.schema import SCHEMAS
+from equipoise.spark_jobs.tables.arrow import arrow_schema
+from equipoise.spark_jobs.tables.delta import DataFile, Place, files_of
+from equipoise.spark_jobs.tables.schema import SCHEMAS, WRITTEN_BY
+from equipoise.spark_jobs.tables.writing import ABOUT, STATE_NAME, check_table
 
-_SOURCES: Final[Mapping[Table, tuple[Table, ...]]] = {
-    Table.INTERVALS: (Table.OWNERSHIP_INTERVALS,),
-    Table.MOVES: (Table.TRANSFERS,),
-    Table.LOADS: (Table.BROKER_LOAD, Table.BUNDLE_LOAD),
-    **dict.fromkeys((Table.BUNDLES, Table.BROKER_EVENTS, Table.GAPS, Table.SERVING), ()),
-}
+BATCH_ROWS = 16 * 1024
+"""Rows per Arrow batch: 4 MB of records."""
 
 
 class Tables:
-    """The tables of the archive in a folder, or at a URL of object storage."""
+    """The tables of an archive in a folder, or at a URL of object storage. Each call sees what is
+    there now. Each raises `ArchiveDamaged`, and `PeerError` if object storage does not answer.
+    """
 
-    def __init__(self, place: str | Path) -> None:
-        """Open the archive at `place`. Raises `NotFound`."""
-        self.place = str(place)
-        self._archive = Archive(Path(place))
+    def __init__(self, place: str | Path | Place) -> None:
+        """Open the archive at `place`. Raises `NotFound`, and `OperatorError` for a newer one."""
+        self.place = place if isinstance(place, Place) else Place(place)
+        if not any(self.is_written(writer) for writer in WRITTEN_BY):
+            raise NotFound(
+                f"there is no archive at {place}; write one with `equipoise archive`, or name"
+                " another with --archive"
+            )
+
+    def is_written(self, writer: str) -> bool:
+        """Return whether `writer` (`archive`, `audit`) has written here."""
+        names = (STATE_NAME[writer], *map(str, WRITTEN_BY[writer]))
+        for name in names:
+            found = self.place.opened(name)
+            if found is not None:
+                check_table(found, self.place)
+                return True
+        return False
+
+    @property
+    def url(self) -> str | None:
+        """The last URL of the log; None if it is not known."""
+        for name in STATE_NAME.values():
+            table = self.place.opened(name)
+            if table is not None:
+                with self.place.reading_errors(name):
+                    rows = table.to_pyarrow_dataset().to_table(filter=ds.field("key") == ABOUT)
+                if rows.num_rows:
+                    url: str = orjson.loads(rows["data"][0].as_py())["url"]
+                    return url
+        return None
+
+    def position(self, table: Table = Table.RECORDS) -> int:
+        """Return the position at which a table continues: 0 in an empty one."""
+        found = self.place.opened(table)
+        version = None if found is None else found.transaction_version(SCHEMAS[table].source.value)
+        return version or 0
 
     def dataset(self, table: Table) -> ds.Dataset:
         """Return a table as it is now, with the columns of `SCHEMAS[table]` and then `day`."""
-        into = arrow_schema(SCHEMAS[table])
-        rows: list[dict[str, Any]] = []
-        for source in _SOURCES.get(table, (table,)):
-            for row in self._archive.table(source).to_pylist():
-                found = {"log_offset": row.pop("offset"), "logged_at": row.pop("at"), **row}
-                if table is Table.DECISIONS:
-                    found |= of_decision(orjson.loads(found["document"]))
-                rows.append({"day": found["logged_at"].date(), **found})
-        if table is Table.INTERVALS:
-            rows += self._open()
-        return ds.dataset(pa.Table.from_pylist(rows, schema=into))
+        found = self.place.opened(table)
+        schema = arrow_schema(SCHEMAS[table])
+        if found is None:
+            return ds.dataset(schema.empty_table())
+        check_table(found, self.place)
+        with self.place.reading_errors(f"table {table}"):
+            return found.to_pyarrow_dataset(schema=schema)
 
-    def _open(self) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        snapshots = self._archive.table(Table.SNAPSHOTS)
-        if snapshots.num_rows:
-            view = unpacked(snapshots["bytes"][0].as_py())
-            brokers = {each.incarnation: each.broker for each in view.live_brokers()}
-            for bundle in view.bundles.values():
-                if bundle.server is not None:
-                    found[bundle.name] = {
-                        "namespace": bundle.namespace,
-                        "bundle": bundle.name,
-                        "broker": brokers.get(bundle.server),
-                        "incarnation": bundle.server,
-                        "token": bundle.token,
-                    }
-        for step in self._archive.table(Table.TRANSITIONS).to_pylist():
-            before, after = _server(step, "before"), _server(step, "after")
-            if before != after:
-                found.pop(step["bundle"], None)
-                if after is not None:
-                    found[step["bundle"]] = {
-                        "namespace": step["namespace"],
-                        "bundle": step["bundle"],
-                        "broker": after,
-                        "token": step["token"],
-                        "from_offset": step["offset"],
-                        "from_at": step["at"],
-                    }
-        return list(found.values())
+    def table(self, table: Table, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all rows of a table that fits into memory, in the order of their offsets."""
+        with self.place.reading_errors(f"table {table}"):
+            found = self.dataset(table).to_table()
+        order = [
+            (name, "ascending") for name in ("log_offset", "ordinal") if name in found.schema.names
+        ]
+        found = found.sort_by(order)
+        return found if columns is None else found.select(columns)
+
+    def files(self, table: Table) -> list[DataFile]:
+        """Return the files of a table in the order of their offsets."""
+        found = self.place.opened(table)
+        if found is None:
+            return []
+        with self.place.reading_errors(f"table {table}"):
+            return files_of(found)
+
+    def batches(
+        self, table: Table, *, columns: Sequence[str], first: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table from the offset `first` on, in bounded batches in order.
+        `columns` has `log_offset`.
+        """
+        for file in self.files(table):
+            if file.last is not None and file.last >= first:
+                with self.place.reading_errors(f"file {table}/{file.path}"):
+                    yield from file_batches(
+                        self.place, table, file.path, columns=columns, first=first
+                    )
 
 
-def _server(step: Mapping[str, Any], side: str) -> object:
-    phase = step[f"phase_{side}"]
-    if phase in ("owned", "splitting"):
-        return step[f"owner_{side}"]
-    return (
-        step[f"source_{side}"] if phase in ("transferring", "handing_over", "unloading") else None
+def file_batches(
+    place: Place,
+    table: Table,
+    path: str,
+    *,
+    columns: Sequence[str],
+    first: int = 0,
+    last: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one file with offsets from `first` to `last`, in bounded batches. `columns`
+    has `log_offset`.
+
+    Raises `OSError` and `pyarrow.ArrowException`.
+    """
+    whole = arrow_schema(SCHEMAS[table])
+    schema = pa.schema([whole.field(name) for name in columns])
+    with _damage_translated(), place.parquet(table, path) as file:
+        for group in range(file.num_row_groups):
+            # Not by its statistics: if they are damaged, pyarrow ends the process.
+            offsets = file.read_row_group(group, columns=["log_offset"], use_threads=False)
+            if not _overlaps(offsets["log_offset"], first=first, last=last):
+                continue
+            for batch in file.iter_batches(
+                BATCH_ROWS, row_groups=[group], columns=list(columns), use_threads=False
+            ):
+                batch = _checked(batch, schema)  # noqa: PLW2901 - the same rows
+                within = pc.greater_equal(batch["log_offset"], first)
+                if last is not None:
+                    within = pc.and_(within, pc.less_equal(batch["log_offset"], last))
+                yield batch if pc.all(within).as_py() else batch.filter(within)
+
+
+def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of `schema`. Raise `pyarrow.ArrowInvalid` for cells that were never
+    written so.
+    """
+    batch.validate(full=True)
+    missing = [name for name in schema.names if name not in batch.schema.names]
+    if missing:
+        raise pa.ArrowInvalid(f"it has no column {missing[0]}")
+    if "logged_at" in schema.names and batch["logged_at"].null_count:
+        raise pa.ArrowInvalid("rows of it have no time")
+    return pa.RecordBatch.from_arrays(
+        [batch[field.name].cast(field.type) for field in schema], schema=schema
     )
+
+
+def _overlaps(offsets: pa.ChunkedArray, *, first: int, last: int | None) -> bool:
+    if offsets.type != pa.int64() or offsets.null_count:
+        raise pa.ArrowInvalid("rows of it have no offset")
+    found = pc.min_max(offsets).as_py()
+    return found["max"] >= first and (last is None or found["min"] <= last)
+
+
+@contextmanager
+def _damage_translated() -> Iterator[None]:
+    """Translate pyarrow's various exceptions for damaged files into `pyarrow.ArrowInvalid`.
+
+    Put only reading inside: elsewhere these exceptions are programming errors.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowException):
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise pa.ArrowInvalid(f"{type(error).__name__}: {error}") from error

@@ -1,8 +1,6 @@
-"""Define the archive's tables: columns, meanings, and the table version that added each column.
+"""Define the archive's tables: columns and their meanings.
 
-The page docs/reference/archive.md is generated from these definitions. To change a table, add a
-column, and set its `since` to the table's next version. Never change or remove a column. Readers
-get null from files of older versions and refuse newer ones.
+The page docs/reference/archive.md is generated from these definitions.
 """
 
 from __future__ import annotations
@@ -64,6 +62,11 @@ SQL_TYPES: Final[Mapping[str, str]] = {
 """Each type's name in Spark."""
 
 
+FORMAT: Final = 1
+"""The version of all tables. Raise it when columns change their meaning. Readers refuse newer ones.
+"""
+
+
 class Column(NamedTuple):
     """One column. `timestamp` is UTC with microseconds; `longs` is a list, and `moves`, `stays` and
     `outcomes` are lists of structs. `meaning` is a sentence without its full stop.
@@ -72,7 +75,6 @@ class Column(NamedTuple):
     name: str
     type: Type
     meaning: str
-    since: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +90,6 @@ class TableSchema:
     source: Source
     meaning: str
     columns: tuple[Column, ...]
-
-    @property
-    def version(self) -> int:
-        """The version that added the newest column."""
-        return max(column.since for column in self.columns)
 
     @property
     def names(self) -> tuple[str, ...]:

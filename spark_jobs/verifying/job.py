@@ -11,9 +11,8 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,29 +21,17 @@ import pyarrow as pa
 
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.view import View
-from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.archive.tables.parquet import (
-    damage_translated,
-    file_batches,
-    file_offsets,
-)
-from equipoise.spark_jobs.archive.tables.reading import LOOKS_MAX, Archive
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
-from equipoise.spark_jobs.sequence.rows import Source, Table
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
 from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.tables.delta import Place
+from equipoise.spark_jobs.tables.reading import Tables, file_batches
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
-from equipoise.spark_jobs.verifying.segments import (
-    Mark,
-    RecordFile,
-    Segment,
-    placed_anew,
-    plan,
-    with_unreadable,
-)
+from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -171,113 +158,66 @@ TASKS_MAX: Final = 5_000
 """Tasks of one verification. With more segments a task replays several. A hundred million records
 are 1,000 segments."""
 
-_RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
-_MARK_COLUMNS: Final = ("offset", "at", "digest")
+_RECORD_COLUMNS: Final = ("log_offset", "bytes", "verdict")
+_MARK_COLUMNS: Final = ("log_offset", "logged_at", "digest")
 
 
 def run_verify(options: VerifyOptions, screen: Screen) -> int:
     """Verify an archive. Return the number of differences. Raises `NotFound`, and what
     `spark_session` raises.
     """
-    archive = Archive(options.archive)
-    marks, files, unreadable = contents(archive)
+    tables = Tables(options.archive)
+    marks, files, unreadable = contents(tables)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
     spark = spark_session("equipoise-verify", master=options.master, note=screen.note)
     began = time.monotonic()
-    checked = check_all(spark.sparkContext, segments, screen)
-    for _ in range(LOOKS_MAX):
-        again = relocated(archive, segments, checked)
-        if not again:
-            break
-        mended = {each.number: each for each in check_all(spark.sparkContext, again, screen)}
-        checked = [mended.get(each.number, each) for each in checked]
+    checked = check_all(spark.sparkContext, segments, screen, place=tables.place)
     result = verification(
         segments, checked, unreadable=unreadable, seconds=time.monotonic() - began
     )
-    _print(result, archive, options, screen)
+    _print(result, tables, options, screen)
     return result.differences_count
 
 
-def _print(result: Verification, archive: Archive, options: VerifyOptions, screen: Screen) -> None:
+def _print(result: Verification, tables: Tables, options: VerifyOptions, screen: Screen) -> None:
     if options.as_json:
         screen.result(orjson.dumps(result.document).decode())
         return
-    manifest = archive.manifest()
-    for line in lines(result, url="URL" if manifest is None else manifest.url):
+    for line in lines(result, url=tables.url or "URL"):
         screen.result(line)
 
 
 # --- reading the archive ---
 
 
-def contents(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
-    """Return an archive's snapshots without their bytes, its record files by their own statistics,
-    and its unreadable files.
+def contents(tables: Tables) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+    """Return an archive's snapshots without their bytes, its record files by the table's log, and
+    its unreadable files of snapshots.
     """
-    for _ in range(LOOKS_MAX):
-        with suppress(FileNotFoundError):  # Joined into another file after its folder was read.
-            return _contents(archive)
-    return _contents(archive, also_gone=True)
-
-
-def relocated(
-    archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]
-) -> tuple[Segment, ...]:
-    """Return the segments whose files vanished before reading, with the files that hold their
-    records now.
-    """
-    gone = {
-        each.number
-        for each in checked
-        if any(difference.kind == "gone" for difference in each.differences)
-    }
-    if not gone:
-        return ()
-    marks, files, _ = contents(archive)
-    return placed_anew([segment for segment in segments if segment.number in gone], marks, files)
-
-
-def _contents(
-    archive: Archive, *, also_gone: bool = False
-) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
     marks: list[Mark] = []
-    files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
     # Read before the files, so that the files include everything it promises.
-    manifest = archive.manifest()
-    for path in archive.files(Table.SNAPSHOTS):
-        with _damage_noted(path, unreadable, also_gone=also_gone):
-            marks += _marks(path)
-    for path in archive.files(Table.RECORDS):
-        file: RecordFile | str = str(path)
-        with _damage_noted(path, unreadable, also_gone=also_gone):
-            first, last, rows = file_offsets(path)
-            file = RecordFile(path=str(path), first=first, last=last, rows=rows)
-        files.append(file)
-    promised = _promised(manifest)
-    placed = with_unreadable(files, last=promised)
-    return marks, placed, [*unreadable, *_cut_short(promised, placed)]
+    promised = tables.position(Table.RECORDS) - 1
+    for file in tables.files(Table.SNAPSHOTS):
+        with _damage_noted(file.path, unreadable):
+            marks += _marks(tables.place, file.path)
+    files = [
+        RecordFile(path=file.path, first=file.first, last=file.last, rows=file.rows)
+        for file in tables.files(Table.RECORDS)
+        if file.first is not None and file.last is not None
+    ]
+    return marks, files, [*unreadable, *_cut_short(promised, files)]
 
 
 @contextmanager
-def _damage_noted(path: Path, unreadable: list[Difference], *, also_gone: bool) -> Iterator[None]:
-    """Add a file that cannot be read to `unreadable`, also a missing one if `also_gone`."""
+def _damage_noted(path: str, unreadable: list[Difference]) -> Iterator[None]:
+    """Add a file that cannot be read to `unreadable`."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        if isinstance(error, FileNotFoundError) and not also_gone:
-            raise
         unreadable.append(
-            Difference(
-                kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}"
-            )
+            Difference(kind="damaged", file=path, text=f"the file {path} cannot be read: {error}")
         )
-
-
-def _promised(manifest: Manifest | None) -> int:
-    """Return the last offset that the manifest promises; -1 for none."""
-    position = None if manifest is None else manifest.positions.get(Source.CHANNEL)
-    return -1 if manifest is None or position is None else position - 1 + manifest.base
 
 
 def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
@@ -286,21 +226,18 @@ def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Differenc
     """
     last = max((file.last for file in files), default=-1)
     if last < promised:
-        text = (
-            f"the manifest promises records up to offset {promised}, but the last one is at {last}"
-        )
+        text = f"the table promises records up to offset {promised}, but the last one is at {last}"
         yield Difference(kind="missing", first=last + 1, last=promised, text=text)
 
 
-def _marks(path: Path) -> list[Mark]:
-    with damage_translated():
-        return [
-            Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
-            for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
-            for offset, at, digest in zip(
-                *(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True
-            )
-        ]
+def _marks(place: Place, path: str) -> list[Mark]:
+    return [
+        Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=path)
+        for batch in file_batches(place, Table.SNAPSHOTS, path, columns=_MARK_COLUMNS)
+        for offset, at, digest in zip(
+            *(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True
+        )
+    ]
 
 
 def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow gives it
@@ -310,23 +247,22 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
 # --- one segment, in a task ---
 
 
-def check_segment(segment: Segment) -> Checked:
+def check_segment(place: Place, segment: Segment) -> Checked:
     """Read and replay one segment. A file that cannot be read becomes a difference; nothing is
     raised.
     """
     replay = Replay(segment, None)
     reading = "" if segment.opening is None else segment.opening.file
     try:
-        replay = Replay(segment, None if segment.opening is None else _opening(segment.opening))
+        replay = Replay(
+            segment, None if segment.opening is None else _opening(place, segment.opening)
+        )
         with _rare_collections():
             for reading in segment.files:
-                for rows in _rows(Path(reading), segment):
+                for rows in _rows(place, reading, segment):
                     replay.feed(rows)
                     if not replay.continues:
                         return replay.checked()
-    except FileNotFoundError as error:
-        gone = error.filename or reading
-        replay.unreadable("gone", file=gone, text=f"the file {gone} no longer exists")
     except (SnapshotDamaged, OSError, pa.ArrowException) as error:
         replay.unreadable(
             "damaged", file=reading, text=f"the file {reading} cannot be read: {error}"
@@ -334,11 +270,12 @@ def check_segment(segment: Segment) -> Checked:
     return replay.checked()
 
 
-def _opening(mark: Mark) -> View:
+def _opening(place: Place, mark: Mark) -> View:
     for batch in file_batches(
-        Path(mark.file),
+        place,
         Table.SNAPSHOTS,
-        columns=("offset", "bytes"),
+        mark.file,
+        columns=("log_offset", "bytes"),
         first=mark.offset,
         last=mark.offset,
     ):
@@ -348,10 +285,10 @@ def _opening(mark: Mark) -> View:
     raise SnapshotDamaged(problem=f"its row for offset {mark.offset} is missing in {mark.file}")
 
 
-def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
+def _rows(place: Place, path: str, segment: Segment) -> Iterator[Rows]:
     # Convert whole columns: a Python object per pyarrow cell would cost as much as the fold.
     for batch in file_batches(
-        path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last
+        place, Table.RECORDS, path, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last
     ):
         yield Rows(*(batch.column(name).to_pylist() for name in _RECORD_COLUMNS))
 
@@ -372,7 +309,9 @@ def _rare_collections() -> Iterator[None]:
 # --- all segments, in parallel ---
 
 
-def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:
+def check_all(
+    context: SparkContext, segments: Sequence[Segment], screen: Screen, *, place: Place
+) -> list[Checked]:
     """Verify all segments in parallel and report progress. Return their results in order."""
     if not segments:
         return []
@@ -380,7 +319,7 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
 
     def check(some: Iterable[Segment]) -> Iterator[Checked]:
         for segment in some:
-            yield check_segment(segment)
+            yield check_segment(place, segment)
             done.add(segment.rows)
 
     def spread() -> list[Checked]:

@@ -26,7 +26,7 @@ from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.verifying.segments import Mark, Segment
 
-Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "digest"]
+Kind = Literal["damaged", "missing", "order", "verdict", "renewal", "digest"]
 
 
 class Rows(NamedTuple):
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 class Difference:
     """A defect of an archive, somewhere in the records from `first` to `last`.
 
-    For an unreadable `file` (`damaged`, `gone`) its records are unknown, so there are no offsets.
+    For an unreadable `file` (`damaged`) its records are unknown, so there are no offsets.
     """
 
     kind: Kind
@@ -104,7 +104,7 @@ class Replay:
         self._verdicts.update(str(verdict) for verdict in rows.verdicts)
 
     def unreadable(self, kind: Kind, *, file: str, text: str) -> None:
-        """Record that a file with the segment's rows or snapshot is damaged or gone."""
+        """Record that a file with the segment's rows or snapshot cannot be read."""
         if self.continues:
             self._difference = Difference(kind=kind, file=file, text=text)
 

@@ -42,29 +42,6 @@ class RecordFile:
     rows: int
 
 
-def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[RecordFile]:
-    """Return all files in log order. A file given only by its path cannot be read.
-
-    Such a file is assumed to hold everything between its neighbours; at the end, everything up to
-    `last`. So the segments that need it fail, and all others are replayed. It is left out if
-    nothing is missing between its neighbours.
-    """
-    found: list[RecordFile] = []
-    below = 0
-    for place, file in enumerate(files):
-        if isinstance(file, RecordFile):
-            found.append(file)
-            below = file.last + 1
-            continue
-        end = next(
-            (after.first - 1 for after in files[place:] if isinstance(after, RecordFile)),
-            max(last, below),
-        )
-        if below <= end:
-            found.append(RecordFile(path=file, first=below, last=end, rows=end - below + 1))
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The records with offsets in `(opening.offset, closing.offset]`.
@@ -118,26 +95,6 @@ def plan(
         if touched or closing is not None:
             segments.append(_segment(len(segments), opening, closing, touched))
     return tuple(segments)
-
-
-def placed_anew(
-    segments: Sequence[Segment], marks: Sequence[Mark], files: Sequence[RecordFile]
-) -> tuple[Segment, ...]:
-    """Return the same segments with the current files of their records and snapshots, after others
-    joined files.
-    """
-    now, holders = {mark.offset: mark for mark in marks}, _Holders(files)
-    placed = []
-    for segment in segments:
-        opening = (
-            None if segment.opening is None else now.get(segment.opening.offset, segment.opening)
-        )
-        placed.append(
-            _segment(
-                segment.number, opening, segment.closing, holders.between(opening, segment.closing)
-            )
-        )
-    return tuple(placed)
 
 
 class _Holders:

@@ -1,28 +1,27 @@
-"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some
-minutes.
+"""How fast a channel is archived, by the plain process and by Spark: `make bench
+BENCH=spark_archive` prints one JSON line, after some minutes.
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.archive.job import run_archive
-from equipoise.spark_jobs.archive.tables.parquet import file_offsets
-from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
 from tests.benchmarks.frame import report
 from tests.channels.busy_channel import WrittenChannel
-from tests.kafka.finding import some_kafka
 
-RECORDS = 1_000_000
+RECORDS = int(os.environ.get("RECORDS", "1000000"))
 BROKERS, BUNDLES = 16, 1_000
 RENEWALS = 0.964
-
-TOPIC = "archived"
+COMMANDS = {"plain": ["archive"], "spark": ["spark", "archive"]}
 
 
 def make_channel(url: str, records: int) -> None:
@@ -34,32 +33,33 @@ def make_channel(url: str, records: int) -> None:
         channel.go_on(records - channel.view.offset)
 
 
-def tell(line: str) -> None:
-    """What the job says goes past the one line of result."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def measure(folder: Path) -> dict[str, object]:
-    """Archive a channel from nothing to its end. The first file does not count."""
-    with some_kafka(folder / "kafka") as address:
-        url = f"kafka://{address}/{TOPIC}"
-        make_channel(url, RECORDS)
-        options = ArchiveOptions(
-            log_url=url, archive=folder / "archive", to_end=True, per_trigger=ARCHIVE_PER_TRIGGER
+    """Archive a channel in a file from nothing to its end, in a process of its own."""
+    url = f"sqlite:{folder}/log.db"
+    make_channel(url, RECORDS)
+    found: dict[str, object] = {}
+    for name, command in COMMANDS.items():
+        archive = folder / name
+        line = [sys.executable, "-m", "equipoise.brokers.cli", *command]
+        before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        subprocess.run(
+            [*line, "--log", url, "--archive", str(archive), "--to-end"],
+            check=True,
+            stdout=sys.stderr,
         )
-        run_archive(options, Screen(result=tell, note=tell))
-    files = [
-        (path.stat().st_mtime, file_offsets(path)[2])
-        for path in Archive(folder / "archive").files(Table.RECORDS)
-    ]
-    warm = sum(rows for _, rows in files[1:]) / (files[-1][0] - files[0][0])
-    return {"archive": {"unit": "records/s", "median": round(warm), "repeats": len(files) - 1}}
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert RECORDS == Tables(archive).dataset(Table.RECORDS).count_rows()
+        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        found[f"{name}_s"] = {"unit": "s", "median": round(time.monotonic() - began_s, 1)}
+        found[f"{name}_cpu_s"] = {"unit": "s", "median": round(spent_s, 1)}
+        # Of the largest process so far: of Spark, its Java.
+        found[f"{name}_rss"] = {"unit": "MiB", "median": after.ru_maxrss // 1024}
+    return found
 
 
 if __name__ == "__main__":
     report(
         "spark_archive",
         measure,
-        f"Kafka on this machine, {RECORDS} records, {ARCHIVE_PER_TRIGGER} in a batch, {BUNDLES}"
-        " bundles",
+        f"a log in a file, {RECORDS} records, {BUNDLES} bundles, one process and Spark",
     )

@@ -28,9 +28,9 @@ from equipoise.channel.core.lifecycle import (
     Phase,
 )
 from equipoise.channel.core.records import INTEGER_MAX, Reason
-from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Rule
+from equipoise.spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
 from tests.docs.markdown import WRITTEN_BY, cell, mermaid, table
 from tests.docs.openapi import document
 from tests.docs.python_page import python_page

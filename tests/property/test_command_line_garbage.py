@@ -42,12 +42,13 @@ SPARK_JOBS = {
     "archive.job": "run_archive",
     "verifying.job": "run_verify",
     "report.job": "run_report",
-    "archive.tables.small_files": "run_compact",
+    "plain.archive": "run_archive",
     "laboratory": "run_lab",
 }
 
 # Of one command alone, what the line's other options exclude.
 EXCLUDED = {
+    "archive": {"--release"},
     "spark archive": {"--release"},
     "report": {"--archive"},
     "tokens create": {"--private-key"},

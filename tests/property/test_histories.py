@@ -140,8 +140,7 @@ def told(walk: Walk, length: int) -> tuple[list[Emitted], Obvious]:
 def test_histories_are_those_of_the_obvious_model(seed: int, length: int) -> None:
     emitted, model = told(Walk(seed), length)
     transitions, intervals, transfers = (
-        rows_of(emitted, table)
-        for table in (Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+        rows_of(emitted, table) for table in (Table.TRANSITIONS, Table.INTERVALS, Table.MOVES)
     )
     offsets = [row.offset for row in emitted if row.table == Table.TRANSITIONS]
     found = Counter(

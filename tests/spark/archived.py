@@ -1,4 +1,4 @@
-"""Make archives without Spark, with the same operator and sink."""
+"""Make archives without Spark, with the same sequence and writer."""
 
 from __future__ import annotations
 
@@ -8,39 +8,28 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
-from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
+from equipoise.spark_jobs.tables.arrow import emitted_table
+from equipoise.spark_jobs.tables.delta import Place
+from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.schema import ARCHIVED
+from equipoise.spark_jobs.tables.writing import Writer, open_writer
 
 LOG = "the identity of the log"
 URL = "sqlite:channel.db"
 NOON_MS = 1_763_812_800_000
 """2025-11-22 at noon, UTC."""
 
-ROWS = pa.schema([
-    ("table", pa.string()),
-    ("subject", pa.string()),
-    ("offset", pa.int64()),
-    ("ordinal", pa.int32()),
-    ("at", pa.timestamp("us", tz="UTC")),
-    ("kind", pa.string()),
-    ("publisher", pa.string()),
-    ("verdict", pa.string()),
-    ("body", pa.binary()),
-])  # fmt: skip
-"""The columns of `EMITTED_DDL` in Spark's driver."""
+
+def writer_of(place: Path | str, *, writer: str = "archive", log: str = LOG) -> Writer:
+    """Open the tables of a writer."""
+    return open_writer(Place(place), writer=writer, log=log, url=URL)
 
 
 def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
-    """Return rows as Spark's driver gets them."""
-    columns = list(zip(*emitted, strict=True)) or [()] * len(ROWS)
-    columns[4] = tuple(at_ms * 1_000 for at_ms in columns[4])
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)],
-        schema=ROWS,
-    )
+    """Return rows as a writer gets them."""
+    return emitted_table(list(emitted))
 
 
 def arrivals_of(
@@ -55,13 +44,14 @@ def arrivals_of(
 
 def archived(
     path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100
-) -> Archive:
+) -> Tables:
     """Archive batches of arrivals."""
     fold = Fold(ARCHIVED, snapshot_records=snapshot_records)
-    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
-        for number, batch in enumerate(batches):
-            sink.write(number, as_rows(fold.feed(batch)))
-    return Archive(path)
+    with writer_of(path) as writer:
+        for batch in batches:
+            writer.write(as_rows(fold.feed(batch)))
+        writer.save_state(dict(_kept(fold)))
+    return Tables(path)
 
 
 def archive_entries(
@@ -81,10 +71,13 @@ def archive_entries(
         frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, snapshot_records=snapshot_records
     )
     left, batch = iter(entries), 0
-    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
+    with writer_of(path) as writer:
         while some := list(islice(left, batch_records)):
             at_ms = first_ms + batch * batch_records * step_ms
-            sink.write(
-                batch, as_rows(fold.feed(arrivals_of(some, first_ms=at_ms, step_ms=step_ms)))
-            )
+            writer.write(as_rows(fold.feed(arrivals_of(some, first_ms=at_ms, step_ms=step_ms))))
             batch += 1
+        writer.save_state(dict(_kept(fold)))
+
+
+def _kept(fold: Fold) -> Iterable[tuple[str, bytes]]:
+    return ((key, data) for key, data in fold.changed_rows() if data is not None)

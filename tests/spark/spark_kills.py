@@ -17,16 +17,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Final
 
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.archive.job import run_archive
-from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.schema import WRITTEN_BY
-from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
+from equipoise.spark_jobs.archive.job import CHECKPOINTS, run_archive
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.schema import WRITTEN_BY
 from tests.spark.spark_logs import WrittenStream
 
 PER_TRIGGER: Final = 300
@@ -64,8 +64,10 @@ def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
     """Return all rows that a job wrote, in order of offsets. Duplicate rows are kept."""
     found = {}
     for table in WRITTEN_BY[job]:
-        rows = [row for batch in Archive(archive).batches(table) for row in batch.to_pylist()]
-        found[table.value] = sorted(rows, key=lambda row: (row["offset"], row.get("ordinal", 0)))
+        rows = Tables(archive).table(table).to_pylist()
+        found[table.value] = sorted(
+            rows, key=lambda row: (row["log_offset"] or 0, row.get("ordinal", 0), str(row))
+        )
     return found
 
 
@@ -97,6 +99,9 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
     """
     batch = 0
     for number in range(kills):
+        if job == "archive":  # Each run of it has a checkpoint of its own.
+            rmtree(archive / CHECKPOINTS / job, ignore_errors=True)
+            batch = 0
         with driver(job, url, archive) as running:
             killed_at = killed(
                 running,
@@ -140,13 +145,12 @@ def killed(
     """Kill a driver in the middle of batch `after` or a later one. Return its number, or None if
     the driver ended before.
     """
-    checkpoint = checkpoints / "g0001"
     give_up = time.monotonic() + DRIVER_SECONDS_MAX
     while time.monotonic() < give_up:
         if running.poll() is not None:
             return None
-        batch = newest(checkpoint / "offsets")
-        if batch >= after and newest(checkpoint / "commits") < batch:
+        batch = newest(checkpoints / "offsets")
+        if batch >= after and newest(checkpoints / "commits") < batch:
             time.sleep(delay_seconds)
             running.kill()
             return batch

@@ -1,5 +1,5 @@
-"""Define `equipoise audit` and `report`: small processes beside the brokers that check and show the
-history of a channel.
+"""Define `equipoise archive`, `audit` and `report`: small processes beside the brokers that keep,
+check and show the history of a channel.
 
 `equipoise spark` has the same on a Spark cluster.
 """
@@ -22,6 +22,7 @@ from equipoise.brokers.cli.options import (
     LogOption,
     StopOnEofOption,
     directory,
+    directory_or_url,
     end_with_standard_input,
     file,
     handle,
@@ -32,6 +33,7 @@ from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
+    ArchiveOptions,
     AuditOptions,
     ReportOptions,
     Screen,
@@ -39,6 +41,7 @@ from equipoise.spark_jobs.streams.options import (
 )
 from equipoise.spark_jobs.streams.session import check_extra
 
+archive_app = group("Store every record of a channel, and what it changed, in tables.")
 audit_app = group("Check every record of a channel as it arrives.")
 report_app = group("Write a page about a period: findings, moves and their reasons, owners.")
 
@@ -56,6 +59,33 @@ ArchiveOption = Annotated[
             " TOPIC.archive]"
         ),
         show_default=False,
+    ),
+]
+PlaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        metavar="DIR|URL",
+        parser=directory_or_url,
+        help=(
+            "Folder of the archive, or its URL in object storage (s3://BUCKET/NAME).  [default:"
+            " FILE.archive next to the log's file, or TOPIC.archive]"
+        ),
+        show_default=False,
+    ),
+]
+HoldOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Keep the log from removing what the archive NAME has not read yet.",
+        show_default=False,
+    ),
+]
+ReleaseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Only release the hold of the archive NAME.", show_default=False
     ),
 ]
 ToEndOption = Annotated[bool, typer.Option("--to-end", help="Stop at the present end of the log.")]
@@ -91,6 +121,43 @@ ToOption = Annotated[
     str | None,
     typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False),
 ]
+
+
+@archive_app.command()
+def archive(
+    *,
+    log: LogOption,
+    place: PlaceOption = None,
+    to_end: ToEndOption = False,
+    hold: HoldOption = None,
+    release: ReleaseOption = None,
+    metrics_port: MetricsPortOption = None,
+    stop_on_eof: StopOnEofOption = False,
+    results: Output,
+) -> None:
+    """Store every record of a channel, and what it changed, in tables of Delta Lake.
+
+    Ctrl-C stops it, and the next run continues there. No row is lost or stored twice. DuckDB,
+    Polars, pandas and Spark read the tables, also while it runs.
+
+    It is one process. `equipoise spark archive` is the same in Spark.
+    """
+    hear_interrupts()
+    with importing("archive"):
+        from equipoise.spark_jobs.plain.archive import run_archive
+
+    check_one(hold, release)
+    begin(log, stop_on_eof=stop_on_eof)
+    options = ArchiveOptions(
+        log_url=log,
+        archive=place or default_archive(log),
+        to_end=to_end,
+        metrics_port=metrics_port,
+        hold=hold,
+        release=release,
+        as_json=results.as_json,
+    )
+    end(run_archive(options, screen()))
 
 
 @audit_app.command()
@@ -208,6 +275,12 @@ def period(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
             "the end is not after --from; give a later time", param_hint="--to"
         )
     return from_ms, to_ms
+
+
+def check_one(hold: str | None, release: str | None) -> None:
+    """Raise `typer.BadParameter` if both are given."""
+    if hold is not None and release is not None:
+        raise typer.BadParameter("give --hold or --release, not both", param_hint="--release")
 
 
 def begin(log: str, *, stop_on_eof: bool = False) -> None:

@@ -14,11 +14,14 @@ import typer
 from equipoise.brokers.cli.commands.history_commands import (
     ArchiveOption,
     FromOption,
+    HoldOption,
     InFlightOption,
     MetricsPortOption,
+    ReleaseOption,
     ToEndOption,
     ToOption,
     begin,
+    check_one,
     end,
     importing,
     period,
@@ -30,6 +33,7 @@ from equipoise.brokers.cli.options import (
     LogOption,
     StopOnEofOption,
     directory,
+    directory_or_url,
     file,
     pairs,
 )
@@ -40,7 +44,6 @@ from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
     ArchiveOptions,
     AuditOptions,
-    CompactOptions,
     LabOptions,
     PulsarOptions,
     VerifyOptions,
@@ -60,12 +63,6 @@ MasterOption = Annotated[
         show_default=False,
     ),
 ]
-
-
-def _folder_or_url(text: str) -> str:
-    """Parse a folder as Spark takes it. A `Path` would change a URL."""
-    directory(text)
-    return text
 
 
 @app.callback()
@@ -112,34 +109,22 @@ def keep(
     log: LogOption,
     archive: ArchiveOption = None,
     to_end: ToEndOption = False,
-    hold: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Keep the log from removing what the archive NAME has not read yet.",
-            show_default=False,
-        ),
-    ] = None,
-    release: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Only release the hold of the archive NAME.", show_default=False
-        ),
-    ] = None,
+    hold: HoldOption = None,
+    release: ReleaseOption = None,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     results: Output,
 ) -> None:
-    """Store every record of a channel, and tables made from the records, as Parquet files by day.
+    """Store every record of a channel, and tables made from the records, as `equipoise archive`
+    does, but fold them in Spark.
 
     Ctrl-C stops it, and the next run continues there. No row is lost or stored twice.
     """
     with importing("spark"):
         from equipoise.spark_jobs.archive.job import run_archive
 
-    if hold is not None and release is not None:
-        raise typer.BadParameter("give --hold or --release, not both", param_hint="--release")
+    check_one(hold, release)
     begin(log, stop_on_eof=stop_on_eof)
     options = ArchiveOptions(
         log_url=log,
@@ -229,17 +214,6 @@ def pulsar(
 
 
 @app.command()
-def compact(*, archive: ThereOption, results: Output) -> None:
-    """Join the small files of an archive into large ones. Readers see the same rows before, during
-    and after.
-    """
-    with importing("spark"):
-        from equipoise.spark_jobs.archive.tables.small_files import run_compact
-
-    end(run_compact(CompactOptions(archive=archive, as_json=results.as_json), screen()))
-
-
-@app.command()
 def lab(
     traces: Annotated[
         list[str],
@@ -252,7 +226,7 @@ def lab(
         str,
         typer.Option(
             metavar="DIR",
-            parser=_folder_or_url,
+            parser=directory_or_url,
             help="Folder for the tables. On a cluster: a folder or URL that all machines share.",
         ),
     ],

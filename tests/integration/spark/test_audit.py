@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
-from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
@@ -26,6 +25,7 @@ from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.repeats import times
+from tests.spark.archived import writer_of
 from tests.spark.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark.spark_logs import WrittenStream
 
@@ -137,12 +137,12 @@ def test_an_archive_of_another_process_or_log_is_refused(
     options = AuditOptions(log_url=url, archive=archive, to_end=True)
     with (
         closing(open_log(url)) as log,
-        open_sink(archive, writer="audit", log=log.identity, url=url),
+        writer_of(archive, writer="audit", log=log.identity),
         pytest.raises(ArchiveInUse),
     ):
         run_audit(options, Said().screen())
-    with open_sink(tmp_path / "other", writer="audit", log="another", url=url):
-        pass
+    with writer_of(tmp_path / "other", writer="audit", log="another") as writer:
+        writer.save_state({})
     with pytest.raises(OperatorError, match="belongs to the log another"):
         run_audit(
             AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen()

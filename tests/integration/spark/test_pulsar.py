@@ -13,11 +13,11 @@ import pytest
 
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.records import BROKER_LOADS, TOP_BUNDLES, Report
-from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.audit.pulsar import run_pulsar
 from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import PulsarOptions, ReportOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
 from tests.pulsar.faults import FAULTS, GOLDEN, golden_reads
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path
         "PIP-192" in finding["source"] and finding["advice"] for finding in map(orjson.loads, said)
     )
 
-    archive = Archive(recording.with_suffix(".archive"))
-    assert list(range(471)) == archive.table(Table.RECORDS)["offset"].to_pylist()
-    report = made_report(ReportOptions(out=page), archive.path)
+    archive = recording.with_suffix(".archive")
+    assert list(range(471)) == Tables(archive).table(Table.RECORDS)["log_offset"].to_pylist()
+    report = made_report(ReportOptions(out=page), archive)
     assert 0 == run_report(
-        ReportOptions(out=page, archive=archive.path),
+        ReportOptions(out=page, archive=archive),
         Screen(result=lambda _line: None, note=lambda _line: None),
     )
     assert 2 == report.findings.count

@@ -196,6 +196,7 @@ _LINES: Final[Mapping[str, str]] = {
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"
     ),
+    "archive": ("--log {log} --archive {folder}/archive --to-end --hold main --metrics-port 0"),
     "spark archive": (
         "--log {log} --archive {folder}/archive --to-end --hold main --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"
@@ -204,7 +205,6 @@ _LINES: Final[Mapping[str, str]] = {
         "--archive {folder}/archive --from -2h --to 2030-01-31T12:34 --master local[1] --json"
     ),
     "spark pulsar": "{folder}/pulsar.db --archive {folder}/archive --master local[1] --json",
-    "spark compact": "--archive {folder}/archive --json",
     "spark lab": (
         "steady --output {folder}/lab --policy AvgShedder --set average.low_percent=10,20 --every"
         " 30 --seeds 2 --brokers 2 --bundles 8 --for 1m --master local[1] --json"

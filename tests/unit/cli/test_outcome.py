@@ -254,6 +254,7 @@ def test_help_lists_every_group_without_importing_it() -> None:
         "lab",
         "pulsar",
         "channel",
+        "archive",
         "audit",
         "rights",
         "tokens",

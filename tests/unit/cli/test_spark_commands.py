@@ -16,7 +16,6 @@ from equipoise.lab.traces import Shape
 from equipoise.spark_jobs.streams.options import (
     ArchiveOptions,
     AuditOptions,
-    CompactOptions,
     LabOptions,
     ReportOptions,
     Screen,
@@ -30,7 +29,6 @@ JOBS = {
     "archive": "equipoise.spark_jobs.archive.job",
     "verify": "equipoise.spark_jobs.verifying.job",
     "report": "equipoise.spark_jobs.report.job",
-    "compact": "equipoise.spark_jobs.archive.tables.small_files",
     "lab": "equipoise.spark_jobs.laboratory",
 }
 
@@ -104,7 +102,6 @@ def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> 
         ("report", "--log", log, "--to", "1970-01-01T00:00:02Z", "--out", "x.html"): ReportOptions(
             out=Path("x.html"), log_url=log, to_ms=2_000
         ),
-        ("compact", "--archive", str(archive)): CompactOptions(archive=archive),
         (
             "lab",
             "steady",
@@ -202,7 +199,7 @@ def test_each_job_names_the_extra_that_it_needs(
         ),
         (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
         (("audit", "--log", "memory:x"), "known only to the process"),
-        (("compact",), "--archive"),
+        (("verify",), "--archive"),
         (("lab", "steady", "--output", ""), "the name is empty"),
         (
             ("lab", "steady", "--output", "lab", "--set", "balanced.moves_max"),

@@ -38,8 +38,7 @@ from equipoise.spark_jobs.archive.holding import (
     Hold,
     release_hold,
 )
-from equipoise.spark_jobs.archive.job import run_archive
-from equipoise.spark_jobs.archive.tables.manifest import Manifest
+from equipoise.spark_jobs.plain.archive import run_archive
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.channels.compacting import NOTHING, compacted, renewed, restored_to_end, written
 from tests.channels.folding import Channel, channel_with
@@ -142,16 +141,6 @@ def view_of(url: str) -> View:
         return restored_to_end(log)
 
 
-def manifest_at(position: int | None) -> Manifest:
-    """Return the manifest of an archive that continues at a position."""
-    return Manifest(
-        writer="archive",
-        log="",
-        url="",
-        positions={} if position is None else {"channel": position},
-    )
-
-
 class Clock:
     """A clock that goes when it is told to."""
 
@@ -176,7 +165,7 @@ def reach(hold: Hold, url: str) -> int:
     it.
     """
     with closing(open_log(url)) as log:
-        hold.archived(manifest_at(log.end() + 1))
+        hold.archived(log.end())
         return log.end()
 
 
@@ -190,7 +179,7 @@ def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
 
     def archived_to(position: int | None, after_s: float) -> object:
         clock.now_s += after_s
-        hold.archived(manifest_at(position))
+        hold.archived(-1 if position is None else position - 1)
         view = view_of(url)
         return view.policies["archives/main"].document["archived_to"] if view.policies else None
 
@@ -216,7 +205,7 @@ def test_a_hold_that_is_lifted_is_told(tmp_path: Path) -> None:
     screen = Screen(result=told.append, note=told.append)
     for name, as_json in (("one", False), ("two", True)):
         hold = Hold(url, name, note=told.append)
-        hold.archived(manifest_at(1), at_once=True)
+        hold.archived(0, at_once=True)
         hold.close()
         options = ArchiveOptions(
             log_url=url, archive=tmp_path / "unused", release=name, as_json=as_json
@@ -266,7 +255,7 @@ def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
         compacted(log)
     hold = Hold(url, "main", note=told.append, now_s=clock)
     for reached in (5, 9):
-        hold.archived(manifest_at(reached + 1))
+        hold.archived(reached)
         assert reached == view_of(url).policies["archives/main"].document["archived_to"]
         clock.now_s += EVERY_S
     hold.close()
@@ -335,7 +324,7 @@ def test_a_batch_does_not_wait_for_a_long_channel(
     batches = 0
     while "archives/main" not in view_of(url).policies:
         batches += 1
-        hold.archived(manifest_at(batches + 1))
+        hold.archived(batches)
         clock.now_s += 1
     hold.close()
     assert batches == view_of(url).policies["archives/main"].document["archived_to"]
@@ -357,7 +346,7 @@ def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         url = write(channel.entries, folder)
         monkeypatch.setattr(time, "time_ns", lambda wrong_ns=wrong_ns: now_ns + wrong_ns)
         hold = Hold(url, "main", note=told.append)
-        hold.archived(manifest_at(2), at_once=True)
+        hold.archived(1, at_once=True)
         hold.close()
         monkeypatch.undo()
         at_ms = view_of(url).policies["archives/main"].document["at_ms"]
@@ -374,7 +363,7 @@ def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
     hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", note=told.append, now_s=clock)
     for after_s in (0, EVERY_S - 1, 1):
         clock.now_s += after_s
-        hold.archived(manifest_at(2))
+        hold.archived(1)
     assert 2 == len(told)
     assert "cannot update the hold archives/main" in told[0]
 

@@ -15,9 +15,6 @@ from equipoise.brokers.load.documents import encode_load
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
-from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
-from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.report.figures import (
     BINS,
@@ -38,8 +35,9 @@ from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 from equipoise.spark_jobs.streams.options import ReportOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.schema import ARCHIVED
 from tests.channels.folding import NAMESPACE, Channel, channel_with
-from tests.spark.archived import LOG, URL, as_rows
+from tests.spark.archived import as_rows, writer_of
 
 BEGAN_MS = 1_763_769_599_000
 """A second before midnight (UTC), so that the story lies in two days."""
@@ -133,13 +131,14 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # It is no round, and does not count.
         Arrival(Source.DECISIONS, 3, at(3), decision("Success", "outcome")),
     ]
-    with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
-        for number, (offset, data) in enumerate(story().entries):
+    with writer_of(folder) as writer:
+        for offset, data in story().entries:
             arrivals = [
                 Arrival(Source.CHANNEL, offset, at(offset), data),
                 *(beside if offset == LAST // 2 else ()),
             ]
-            sink.write(number, as_rows(sequence.feed(arrivals)))
+            writer.write(as_rows(sequence.feed(arrivals)))
+        writer.save_state({})
     found = Finding(
         rule="token_fell",
         subject=f"bundle:{LEFT_HALF}",
@@ -150,8 +149,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     row = Emitted(Table.FINDINGS, found.subject, 11, 0, at(11), None, None, None, found.to_bytes())
     for _ in range(2):
-        with open_sink(folder, writer="audit", log=LOG, url=URL) as sink:
-            sink.write(0, as_rows([row]))
+        with writer_of(folder, writer="audit") as writer:
+            writer.add_findings(as_rows([row]))
     return folder
 
 
@@ -260,8 +259,8 @@ def test_a_broker_that_reports_in_time_is_not_silent(tmp_path: Path) -> None:
         )
         for number, (at_s, broker) in enumerate(reports, 1)
     ]
-    with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
-        sink.write(0, as_rows(sequence.feed(loads)))
+    with writer_of(tmp_path / "archive") as writer:
+        writer.write(as_rows(sequence.feed(loads)))
     with opened(Tables(tmp_path / "archive")) as db:
         cpu = Queries(db, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)).cpu()
     assert ("b1", "b2") == cpu.brokers
@@ -276,9 +275,10 @@ def test_a_broker_that_reports_in_time_is_not_silent(tmp_path: Path) -> None:
 def test_an_unreadable_file_is_named(archive: Path, tmp_path: Path) -> None:
     """The error states what to do."""
     path = copytree(archive, tmp_path / "an archive")
-    file = Archive(path).files(Table.RECORDS)[0]
+    name = Tables(path).files(Table.RECORDS)[0].path
+    file = path / "records" / name
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ArchiveDamaged, match=rf"{file}.*; restore it from a copy"):
+    with pytest.raises(ArchiveDamaged, match=rf"{name}.*; restore it from a copy"):
         made_report(ReportOptions(out=Path("unused.html")), path)
 
 
@@ -295,8 +295,8 @@ def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
     for begin, some in parts:
         sequence = Sequence(ARCHIVED, begin)
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
-        with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
-            sink.write(0, as_rows(sequence.feed(arrivals)))
+        with writer_of(tmp_path) as writer:
+            writer.write(as_rows(sequence.feed(arrivals)))
     with opened(Tables(tmp_path)) as db:
         served = next(
             lane for lane in Queries(db, PERIOD).lanes().shown if lane.bundle == LEFT_HALF
@@ -346,8 +346,8 @@ def test_a_report_of_nothing(archive: Path, tmp_path: Path) -> None:
         run_report(ReportOptions(out=tmp_path / "nowhere" / "page.html", archive=archive), screen)
     with pytest.raises(OperatorError, match="it is not an ordinary file"):
         run_report(ReportOptions(out=Path("/dev/null"), archive=archive), screen)
-    with open_sink(tmp_path / "empty", writer="archive", log=LOG, url=URL):
-        pass
+    with writer_of(tmp_path / "empty") as writer:
+        writer.save_state({})
     for folder, from_ms, words in (
         (tmp_path / "empty", None, "The archive is empty"),
         (archive, at(100), "The archive does not cover this period"),

@@ -16,24 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from equipoise.channel.core.propose import close_log
 from equipoise.channel.core.snapshot import to_bytes
-from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.streams.options import CompactOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.verifying.job import (
     DIFFERENCES_MAX,
     Verification,
     check_segment,
     contents,
     lines,
-    relocated,
     verification,
 )
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows
-from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
+from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan
 from tests.channels.busy_channel import BusyChannel
 from tests.channels.folding import Channel
 from tests.spark.archived import archive_entries
@@ -50,10 +48,10 @@ def verified(
     archive: Path, *, from_ms: int | None = None, to_ms: int | None = None
 ) -> Verification:
     """Verify an archive as the job does, one segment after the other."""
-    opened = Archive(archive)
-    marks, files, unreadable = contents(opened)
+    tables = Tables(archive)
+    marks, files, unreadable = contents(tables)
     segments = plan(marks, files, from_ms=from_ms, to_ms=to_ms)
-    checked = [check_segment(segment) for segment in segments]
+    checked = [check_segment(tables.place, segment) for segment in segments]
     return verification(segments, checked, unreadable=unreadable, seconds=1.0)
 
 
@@ -69,13 +67,23 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
+def in_order(archive: Path, table: Table) -> list[Path]:
+    """Return the files of a table, in the order of their offsets."""
+    return [archive / table / file.path for file in Tables(archive).files(table)]
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name in its table."""
+    return f"{path.parent.name}/{path.name}"
+
+
 def rewrite(
     archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *, offset: int
 ) -> Path:
     """Change the file that holds the row at `offset`. Return its path."""
     for path in sorted((archive / table).glob("day=*/*.parquet")):
         rows = pq.read_table(path, partitioning=None)
-        if offset in rows["offset"].to_pylist():
+        if offset in rows["log_offset"].to_pylist():
             pq.write_table(change(rows), path)
             return path
     raise AssertionError(offset)
@@ -83,7 +91,7 @@ def rewrite(
 
 def replaced(rows: pa.Table, offset: int, /, **cells: object) -> pa.Table:
     """Return the rows with other cells at one offset."""
-    changed = [row if row["offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
+    changed = [row if row["log_offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
     return pa.Table.from_pylist(changed, schema=rows.schema)
 
 
@@ -113,22 +121,6 @@ def test_a_segment_goes_from_one_snapshot_to_the_next() -> None:
         segments
     )
     assert [1, 14, 7, 8] == [segment.rows for segment in segments]
-
-
-def test_an_unreadable_file_covers_the_gap_between_its_neighbours() -> None:
-    """It is left out if there is no gap."""
-    known = {
-        path: RecordFile(path=path, first=first, last=last, rows=5)
-        for path, first, last in (("b", 10, 14), ("c", 15, 19))
-    }
-    found = with_unreadable(["a", known["b"], "nothing", known["c"], "d", "e"], last=40)
-    assert [("a", 0, 9), ("b", 10, 14), ("c", 15, 19), ("d", 20, 40), ("e", 20, 40)] == [
-        (file.path, file.first, file.last) for file in found
-    ]
-    assert [("a", 0, 40)] == [
-        (file.path, file.first, file.last) for file in with_unreadable(["a"], last=40)
-    ]
-    assert [] == with_unreadable([], last=-1)
 
 
 def test_a_plan_between_two_times_has_the_segments_that_touch_them() -> None:
@@ -238,7 +230,7 @@ class Damage:
 
 
 def _without(rows: pa.Table, offset: int) -> pa.Table:
-    return rows.filter(pc.not_equal(rows["offset"], offset))
+    return rows.filter(pc.not_equal(rows["log_offset"], offset))
 
 
 DAMAGES = {
@@ -249,7 +241,9 @@ DAMAGES = {
     ),
     "a record twice": Damage(
         table="records",
-        change=lambda rows, at: pa.concat_tables([rows, rows.filter(pc.equal(rows["offset"], at))]),
+        change=lambda rows, at: pa.concat_tables(
+            [rows, rows.filter(pc.equal(rows["log_offset"], at))]
+        ),
         kind="order",
     ),
     "a snapshot's record is gone": Damage(
@@ -288,13 +282,13 @@ def accepted_transition(archive: Path, *, above: int = 300) -> int:
     """Return the offset of the first accepted record of a bundle above an offset."""
     rows = [
         row
-        for path in sorted((archive / "records").glob("day=*/*.parquet"))
+        for path in in_order(archive, Table.RECORDS)
         for row in pq.read_table(path, partitioning=None).to_pylist()
     ]
     offset: int = next(
-        row["offset"]
+        row["log_offset"]
         for row in rows
-        if row["offset"] > above and (row["kind"], row["verdict"]) == ("bundle", "accepted")
+        if row["log_offset"] > above and (row["kind"], row["verdict"]) == ("bundle", "accepted")
     )
     return offset
 
@@ -313,13 +307,23 @@ def test_a_record_that_was_removed(archive: Path) -> None:
 
 
 def test_records_that_are_gone_from_the_end(archive: Path) -> None:
-    """Only the manifest reveals the loss of the newest files."""
-    for table in (Table.RECORDS, Table.SNAPSHOTS):
-        Archive(archive).files(table)[-1].unlink()
-    last = verified(archive).last
-    assert last is not None
-    [found] = verified(archive).differences
-    assert ("missing", last + 1, RECORDS) == (found.kind, found.first, found.last)
+    """The table's log names the files."""
+    gone = [in_order(archive, table)[-1] for table in (Table.SNAPSHOTS, Table.RECORDS)]
+    for path in gone:
+        path.unlink()
+    found = verified(archive).differences
+    assert [("damaged", name_of(path)) for path in gone] == [
+        (each.kind, each.file) for each in found
+    ]
+
+
+def test_a_table_that_went_back_to_an_older_version(archive: Path) -> None:
+    """Its last position reveals the records that it has no longer."""
+    table = DeltaTable(archive / "records")
+    files = Tables(archive).files(Table.RECORDS)
+    table.delete(f"log_offset >= {files[-1].first}")
+    found = verified(archive).differences[0]
+    assert ("missing", files[-1].first, RECORDS) == (found.kind, found.first, found.last)
 
 
 def test_segments_are_checked_independently(archive: Path) -> None:
@@ -346,12 +350,15 @@ def forge_renewal(archive: Path, within: range) -> int:
         row = next(
             row
             for row in rows.to_pylist()
-            if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted")
+            if row["log_offset"] in within
+            and (row["kind"], row["verdict"]) == ("renewed", "accepted")
         )
         renewal = orjson.loads(row["bytes"])
-        forged.append(row["offset"])
+        forged.append(row["log_offset"])
         return replaced(
-            rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1})
+            rows,
+            row["log_offset"],
+            bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1}),
         )
 
     rewrite(archive, "records", forge, offset=within.stop - 1)
@@ -366,7 +373,7 @@ def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
     assert RECORDS == result.records
     damaged = rewrite(archive, "records", lambda rows: rows, offset=521)
     damaged.write_bytes(b"PAR1 and no more")
-    assert {("renewal", None), ("damaged", str(damaged))} == {
+    assert {("renewal", None), ("damaged", name_of(damaged))} == {
         (found.kind, found.file) for found in verified(archive).differences
     }
 
@@ -374,31 +381,20 @@ def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
 @pytest.mark.parametrize("place", [0, 3, -1])
 def test_a_file_that_is_damaged(archive: Path, place: int) -> None:
     """The difference names the file, and no record. All other segments are replayed."""
-    path = sorted((archive / "records").glob("day=*/*.parquet"))[place]
+    path = in_order(archive, Table.RECORDS)[place]
     path.write_bytes(b"PAR1 and no more")
     result = verified(archive)
     [found] = result.differences
-    assert ("damaged", str(path), None, None) == (found.kind, found.file, found.first, found.last)
+    assert ("damaged", name_of(path), None, None) == (
+        found.kind,
+        found.file,
+        found.first,
+        found.last,
+    )
     [line] = [line for line in lines(result, url="URL") if path.name in line]
-    assert line.startswith(f"damaged: the file {path} cannot be read: ")
+    assert line.startswith(f"damaged: the file {name_of(path)} cannot be read: ")
     assert not any("equipoise channel show" in line for line in lines(result, url="URL"))
     assert result.records > RECORDS - 3 * SNAPSHOT_RECORDS
-
-
-def test_files_that_are_compacted_meanwhile(archive: Path) -> None:
-    """Segments whose files are gone are replayed from the files that hold their records now."""
-    marks, files, _ = contents(Archive(archive))
-    segments = plan(marks, files)
-    run_compact(CompactOptions(archive=archive), Screen(result=print, note=print))
-    checked = [check_segment(segment) for segment in segments]
-    assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
-    again = relocated(Archive(archive), segments, checked)
-    assert [each.number for each in checked if each.differences] == [
-        segment.number for segment in again
-    ]
-    mended = [check_segment(segment) for segment in again]
-    assert [()] * len(again) == [each.differences for each in mended]
-    assert () == relocated(Archive(archive), segments, mended)
 
 
 @pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
@@ -406,7 +402,7 @@ def test_a_flipped_bit_never_raises(tmp_path: Path, table: Table) -> None:
     """The archive is verified to its end for any flipped bit. An unreadable file is named."""
     rng = random.Random(3)
     archive_entries(entries_of()[:30], tmp_path / "archive", snapshot_records=10, batch_records=15)
-    path = Archive(tmp_path / "archive").files(table)[-1]
+    path = in_order(tmp_path / "archive", table)[-1]
     whole = path.read_bytes()
     found = Counter[str]()
     description = 8 * (len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))
@@ -417,19 +413,17 @@ def test_a_flipped_bit_never_raises(tmp_path: Path, table: Table) -> None:
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         differences = verified(tmp_path / "archive").differences
-        assert {str(path)} >= {each.file for each in differences if each.kind == "damaged"}, bit
+        assert {name_of(path)} >= {each.file for each in differences if each.kind == "damaged"}, bit
         found.update([str(each.kind) for each in differences] or ["none"])
     assert {"none", "damaged"} <= found.keys()
 
 
-def of_offsets(
-    rows: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray], *, nullable: bool = True
-) -> pa.Table:
+def of_offsets(rows: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
     """The rows, with changed offsets."""
-    cells = change(rows["offset"])
+    cells = change(rows["log_offset"])
     return rows.set_column(
-        rows.schema.get_field_index("offset"),
-        pa.field("offset", cells.type, nullable=nullable),
+        rows.schema.get_field_index("log_offset"),
+        pa.field("log_offset", cells.type),
         cells,
     )
 
@@ -441,35 +435,28 @@ def with_invalid_text(rows: pa.Table) -> pa.Table:
 
 
 FORMS: dict[str, Callable[[pa.Table], pa.Table]] = {
-    "no offsets": lambda rows: rows.drop_columns(["offset"]),
+    "no offsets": lambda rows: rows.drop_columns(["log_offset"]),
     "offsets of text": lambda rows: of_offsets(rows, lambda cells: cells.cast(pa.string())),
-    "offsets that may not be null": lambda rows: of_offsets(
-        rows, lambda cells: cells, nullable=False
-    ),
-    "a null offset": lambda rows: replaced(rows, rows["offset"][1].as_py(), offset=None),
+    "a null offset": lambda rows: replaced(rows, rows["log_offset"][1].as_py(), log_offset=None),
     "invalid text": with_invalid_text,
-    "no statistics": lambda rows: rows,
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_damage_is_named(archive: Path, form: str) -> None:
-    """A file whose form is not that of its table is damaged. Without statistics, its offsets are
-    unknown to the plan.
-    """
-    path = Archive(archive).files(Table.RECORDS)[3]
-    rows = FORMS[form](pq.read_table(path, partitioning=None))
-    pq.write_table(rows, path, write_statistics=form != "no statistics")
-    assert {("damaged", str(path))} == {
+    """A file whose form is not that of its table is damaged."""
+    path = in_order(archive, Table.RECORDS)[3]
+    pq.write_table(FORMS[form](pq.read_table(path, partitioning=None)), path)
+    assert {("damaged", name_of(path))} == {
         (each.kind, each.file) for each in verified(archive).differences
     }
 
 
-@pytest.mark.parametrize("cells", [{"offset": None}, {"at": None}, {"bytes": None}])
+@pytest.mark.parametrize("cells", [{"log_offset": None}, {"logged_at": None}, {"bytes": None}])
 def test_a_snapshot_with_a_null_is_named(archive: Path, cells: dict[str, None]) -> None:
     """Its file is damaged."""
     path = rewrite(archive, "snapshots", lambda rows: replaced(rows, 401, **cells), offset=401)
-    assert ("damaged", str(path)) in {
+    assert ("damaged", name_of(path)) in {
         (each.kind, each.file) for each in verified(archive).differences
     }
 

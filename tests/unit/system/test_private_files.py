@@ -20,7 +20,7 @@ from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.channel.system.private_files import writable_by_all
 from equipoise.examples.counter_store import CounterStore
-from equipoise.spark_jobs.archive.tables.sink import open_sink
+from tests.spark.archived import writer_of
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,8 @@ def test_an_archive_follows_the_umask(tmp_path: Path) -> None:
     """It is output that a user names: who shares it, does so by the umask."""
     for mask, folder in ((0o077, "private"), (0o027, "shared")):
         os.umask(mask)
-        with open_sink(tmp_path / folder, writer="archive", log="log", url="sqlite:log.db"):
+        with writer_of(tmp_path / folder) as writer:
+            writer.save_state({})
             made = [tmp_path / folder, *(tmp_path / folder).rglob("*")]
             assert len(made) > 1
             assert [] == [(str(path), oct(mode_of(path))) for path in made if mode_of(path) & mask]

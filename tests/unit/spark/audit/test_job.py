@@ -10,8 +10,6 @@ import pytest
 
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import SideLogUnavailable
-from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings
 from equipoise.spark_jobs.audit.job import JOB, taker
@@ -21,6 +19,8 @@ from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import watching
+from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.writing import FILES_MAX
 from tests.spark.archived import LOG, NOON_MS, URL, as_rows
 
 FOUND = Finding(
@@ -88,7 +88,7 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
         assert f"audited up to 3 of 9: 1 finding (hole 1) in 0 entries; {older}" == said_last
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (
         said,
-        Archive(tmp_path).table(Table.FINDINGS).num_rows,
+        Tables(tmp_path).table(Table.FINDINGS).num_rows,
     )
 
 
@@ -128,11 +128,11 @@ def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
         watching(JOB, screen, rules=RULES) as watch,
     ):
         take = taker(table, Away(refusals=0), watch, log=URL, as_json=False)
-        for number in range(3 * FILES_MAX):
+        for number in range(FILES_MAX + 1):
             take(number, rows(number))
-    archive = Archive(tmp_path)
+    archive = Tables(tmp_path)
     assert len(archive.files(Table.FINDINGS)) < FILES_MAX
-    assert list(range(3 * FILES_MAX)) == archive.table(Table.FINDINGS)["offset"].to_pylist()
+    assert list(range(FILES_MAX + 1)) == archive.table(Table.FINDINGS)["log_offset"].to_pylist()
 
 
 def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path) -> None:
@@ -148,12 +148,7 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
         )
         taker(table, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
-        (file,) = Archive(tmp_path).files(Table.FINDINGS)
-        file.write_bytes(b"no Parquet")
+        (commit, *_) = sorted((tmp_path / "findings" / "_delta_log").glob("*.json"))
+        commit.write_bytes(b"no commit")
         assert 0 == kept_findings(tmp_path, notes.append)
-        assert str(file) in notes[-1]
-        file.unlink()
-        file.parent.rmdir()
-        file.parent.write_bytes(b"no folder")
-        assert 0 == kept_findings(tmp_path, notes.append)
-        assert str(file.parent) in notes[-1]
+        assert "its findings cannot be read" in notes[-1]

@@ -18,7 +18,6 @@ from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
-from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.audit import findings_out
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.findings_table import FindingsTable
@@ -31,6 +30,7 @@ from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.tables.reading import Tables
 from tests.spark.spark_logs import WrittenStream
 
 BATCH = 100
@@ -81,8 +81,8 @@ class Stage:
     @property
     def found(self) -> list[int]:
         """The offsets of the findings in the archive."""
-        table = Archive(self.options.archive).table(Table.FINDINGS)
-        return sorted(table["offset"].to_pylist())
+        table = Tables(self.options.archive).table(Table.FINDINGS)
+        return sorted(table["log_offset"].to_pylist())
 
     @property
     def published(self) -> list[int]:

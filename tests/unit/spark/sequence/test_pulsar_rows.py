@@ -93,7 +93,7 @@ def test_a_split_ends_the_parent_and_names_the_children_at_one_offset() -> None:
 
 
 def test_ownerships_end_when_the_source_releases() -> None:
-    rows = of(Table.OWNERSHIP_INTERVALS, a_life().reads)
+    rows = of(Table.INTERVALS, a_life().reads)
     assert [
         ("a:80", 1, 3, "transferred"),
         ("b:80", 4, 6, "unloaded"),
@@ -103,7 +103,7 @@ def test_ownerships_end_when_the_source_releases() -> None:
 
 
 def test_a_transfer_and_an_unload() -> None:
-    transfer, unload = of(Table.TRANSFERS, a_life().reads)
+    transfer, unload = of(Table.MOVES, a_life().reads)
     assert ("a:80", "b:80", "done", 2 * SECOND_MS) == tuple(
         transfer[name] for name in ("source", "destination", "result", "pause_ms")
     )
@@ -124,9 +124,9 @@ def test_a_broker_that_was_gone_and_one_that_stops() -> None:
     written.add(BUNDLE, "b:80", "Releasing", to="c:80", source="b:80", force=True)
     written.add(BUNDLE, "leader:80", "Owned", to="d:80", source="b:80", force=True)
     assert [("a:80", "died"), ("b:80", "transferred")] == [
-        (row["broker"], row["how"]) for row in of(Table.OWNERSHIP_INTERVALS, written.reads)
+        (row["broker"], row["how"]) for row in of(Table.INTERVALS, written.reads)
     ]
-    [move] = of(Table.TRANSFERS, written.reads)
+    [move] = of(Table.MOVES, written.reads)
     assert ("cancelled", "its broker stops") == (move["result"], move["reason"])
 
 

@@ -161,11 +161,11 @@ def test_moves_are_asked_for_by_the_admin_and_not_by_the_broker_that_wrote_it() 
     channel.accept(propose.unload(asked, channel.bundle()))
     channel.accept(propose.released(channel.author("owner"), channel.bundle()))
     rows = list(
-        Sequence(frozenset({Table.TRANSITIONS, Table.TRANSFERS, *RECORDS})).feed(
+        Sequence(frozenset({Table.TRANSITIONS, Table.MOVES, *RECORDS})).feed(
             arrivals(channel.entries)
         )
     )
-    (moved,) = [orjson.loads(row.body or b"") for row in rows if row.table == Table.TRANSFERS]
+    (moved,) = [orjson.loads(row.body or b"") for row in rows if row.table == Table.MOVES]
     assert ("admin:alice", "unloaded") == (moved["asked_by"], moved["result"])
     publishers = [
         orjson.loads(row.body or b"")["publisher"] for row in rows if row.table == Table.TRANSITIONS
@@ -395,16 +395,14 @@ def test_a_decision_is_stored_unchanged_at_its_own_time() -> None:
     assert [Emitted("decisions", "", 7, 0, 5_000, None, None, None, b'{"kind":"shed"}')] == rows
 
 
-def test_a_load_report_has_rows_in_two_tables() -> None:
+def test_a_load_report_has_a_row_of_its_broker_and_of_each_bundle() -> None:
     """The tombstone of a broker that leaves has none."""
     rows = list(
         Sequence(frozenset(Table)).feed(
             [Arrival("loads", 3, 1, REPORT), Arrival("loads", 5, 1, None)]
         )
     )
-    assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [
-        (row.table, row.ordinal) for row in rows
-    ]
+    assert [("loads", 0), ("loads", 1), ("loads", 2)] == [(row.table, row.ordinal) for row in rows]
 
 
 def test_serving_evidence_is_a_fact_of_its_bundle() -> None:
