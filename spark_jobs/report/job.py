@@ -62,29 +62,29 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     return 0
 
 
-def made_report(options: ReportOptions, path: Path) -> Report:
-    """Return the figures of the requested period of the archive at `path`.
+def made_report(options: ReportOptions, place: str | Path) -> Report:
+    """Return the figures of the requested period of the archive at `place`.
 
     Raises `NotFound`, and `ArchiveDamaged`, which names the file.
     """
-    tables = Tables(path)
-    with _failures_named(path), opened(tables) as db:
+    tables = Tables(place)
+    with _failures_named(place), opened(tables) as db:
         held = extent(db)
         period = period_shown(held, options.from_ms, options.to_ms)
         about = Report(
-            archive=str(path),
+            archive=str(place),
             url=tables.url or "URL",
             held=held,
             period=period,
             is_archived=tables.is_written("archive"),
             is_audited=tables.is_written("audit"),
-            reach=reach_in(path),
+            reach=reach_in(Path(place)),
         )
         return about if period is None else Queries(db, period).filled(about)
 
 
 @contextmanager
-def _failures_named(archive: Path) -> Iterator[None]:
+def _failures_named(archive: str | Path) -> Iterator[None]:
     """Raise `ArchiveDamaged` for an unreadable file. DuckDB names it."""
     try:
         yield
@@ -92,19 +92,16 @@ def _failures_named(archive: Path) -> Iterator[None]:
         raise ArchiveDamaged(archive=str(archive), problem=str(error)) from error
 
 
-def _archive_of(options: ReportOptions, screen: Screen) -> Path:
+def _archive_of(options: ReportOptions, screen: Screen) -> str | Path:
     """Return the archive to read. If a log is named, bring the log's own archive up to date
     first.
     """
     if options.log_url is None:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
-    # Only for a log, and it takes a second to import.
-    from equipoise.spark_jobs.streams.session import check_extra  # noqa: PLC0415
-
-    check_extra("spark")
-    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415 - the same
-    from equipoise.spark_jobs.plain.audit import run_audit  # noqa: PLC0415 - the same
+    # Only for a log.
+    from equipoise.spark_jobs.plain.archive import run_archive  # noqa: PLC0415
+    from equipoise.spark_jobs.plain.audit import run_audit  # noqa: PLC0415
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
@@ -134,7 +131,7 @@ def _zone(report: Report) -> tzinfo:
 
 
 def _check_writable(out: Path) -> None:
-    """Check that the page can be written, before Spark works for minutes."""
+    """Check that the page can be written, before a log is archived for minutes."""
     if not out.parent.is_dir():
         raise _unwritable(out, f"there is no folder {out.parent}")
     # The page replaces an existing file, which must not be a device.

@@ -147,7 +147,7 @@ class ReportOptions:
     """
 
     out: Path
-    archive: Path | None = None
+    archive: str | Path | None = None
     log_url: str | None = None
     from_ms: int | None = None
     to_ms: int | None = None

@@ -200,9 +200,12 @@ def audit(
 def report(
     *,
     archive: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="DIR", parser=directory, help="Read this archive.", show_default=False
+            metavar="DIR|URL",
+            parser=directory_or_url,
+            help="Read this archive.",
+            show_default=False,
         ),
     ] = None,
     log: Annotated[

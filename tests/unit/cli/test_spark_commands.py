@@ -133,7 +133,7 @@ def test_report_takes_the_log_of_the_environment(asked: Asked, log: str) -> None
         run("report", "--archive", "tables", log=log).exit_code,
     ]
     assert [ExitCode.OK, ExitCode.OK] == codes
-    assert [(log, None), (None, Path("tables"))] == [
+    assert [(log, None), (None, "tables")] == [
         (each.log_url, each.archive) for each in asked.options if isinstance(each, ReportOptions)
     ]
 

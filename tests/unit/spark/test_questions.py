@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 
+from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.schema import SCHEMAS
+from tests.spark.day import archive_day
 from tests.spark.questions import ANSWERS, query_of, questions, rounded, tables
 
 
@@ -32,3 +36,22 @@ def test_polars(question: str) -> None:
     frames = {name: pl.from_arrow(table) for name, table in tables().items()}
     answer = pl.SQLContext(frames).execute(query, eager=True).rows()
     assert rounded(ANSWERS[question]) == rounded(answer)
+
+
+def test_the_tables_of_an_archive_answer_them(tmp_path: Path) -> None:
+    """All but those about faults, splits and returns, of which the day has none."""
+    archive_day(tmp_path / "archive", records=2_000)
+    there = Tables(tmp_path / "archive")
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        for table in SCHEMAS:
+            db.register(str(table), there.dataset(table))
+        empty = [name for name in ANSWERS if not db.execute(query_of(name)).fetchall()]
+    assert [
+        "Who owned a bundle when record 4711",
+        "Which brokers lost their lease",
+        "Which bundles moved back",
+        "Which bundles were split or merged",
+        "What did the audit find?",
+        "What is missing in the archive?",
+    ] == empty
