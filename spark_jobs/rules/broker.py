@@ -37,8 +37,8 @@ is that late."""
 INCARNATIONS_MAX: Final = 16
 """Incarnations to keep. Records from sixteen incarnations ago no longer arrive."""
 ATTEMPTS_MAX: Final = 64
-"""Attempts to keep. A broker has far fewer in flight, except when it places many bundles at
-once."""
+"""Sequences whose attempts to keep. A broker has far fewer in flight, except when it places many
+bundles at once."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """Log time after which a removed or invented broker id is forgotten. Anyone can invent ids."""
 CLOCK_RATE_ERROR_PERCENT: Final = 3
@@ -62,7 +62,8 @@ class BrokerMemory(Memory):
 
     * `incarnation`: the newest one, alive or not.
     * `lasts`, `incarnations`: the newest accepted offsets of the key, and of its `joined` records.
-    * `attempts`: [sequence, hash, offset] of the newest attempts of the incarnation `attempts_of`.
+    * `attempts`: by sequence, [hash, offset] of each of the newest attempts of the incarnation
+      `attempts_of`.
     """
 
     status: Status = "unknown"
@@ -70,7 +71,7 @@ class BrokerMemory(Memory):
     lasts: list[int] = field(default_factory=list)
     incarnations: list[int] = field(default_factory=list)
     attempts_of: int | None = None
-    attempts: list[list[int]] = field(default_factory=list)
+    attempts: dict[str, list[list[int]]] = field(default_factory=dict)
     rejections: Rejections = field(default_factory=Rejections)
 
     @classmethod
@@ -123,8 +124,10 @@ class BrokerMemory(Memory):
     def add_attempt(self, incarnation: int, sequence: int, digest: int, offset: int) -> None:
         """Remember an attempt."""
         if incarnation != self.attempts_of:
-            self.attempts_of, self.attempts = incarnation, []
-        self.attempts = [*self.attempts, [sequence, digest, offset]][-ATTEMPTS_MAX:]
+            self.attempts_of, self.attempts = incarnation, {}
+        self.attempts.setdefault(str(sequence), []).append([digest, offset])
+        if len(self.attempts) > ATTEMPTS_MAX:
+            del self.attempts[next(iter(self.attempts))]
 
 
 class BrokerCase(RejectionCase):
@@ -171,14 +174,14 @@ def sequence_reused(case: BrokerCase) -> Violations:
     # Late, repeated or reordered records are normal, and the fold rejects them. Two different
     # records with one number are not.
     known = (
-        case.known.attempts
+        case.known.attempts.get(str(case.sequence), ())
         if case.is_attempt and case.known.attempts_of == case.incarnation
         else ()
     )
-    for sequence, digest, offset in known:
-        if sequence == case.sequence and digest != case.digest:
+    for digest, offset in known:
+        if digest != case.digest:
             yield Violation(
-                f"two different records are signed as attempt {sequence} of {case.name}"
+                f"two different records are signed as attempt {case.sequence} of {case.name}"
                 f" (incarnation {case.incarnation}), at {offset} and here: one of them is forged,"
                 " or two processes write in this name",
                 offsets=(offset,),

@@ -18,6 +18,7 @@ from tests.injected.mutants import BrokenFold, broken_folds, channel_for, foldin
 from tests.injected.obedience import DISOBEDIENCES
 from tests.injected.stories import STORIES
 from tests.injected.tampering import TAMPERINGS
+from tests.spark.spark_host import spark_findings_of
 from tests.spark.spark_pipeline import findings_of
 
 # The rarest kind needs some twenty seeds for five places.
@@ -42,11 +43,20 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One violation, the seed that made it, and all findings of the audit."""
+    """One violation, the seed that made it, and all findings of the audit in each of its hosts."""
 
     seed: int
     injected: Injected
     findings: list[Finding]
+    in_spark: list[Finding]
+
+    @property
+    def is_same_in_spark(self) -> bool:
+        """Whether both hosts find the same."""
+        here, there = (
+            {each.to_bytes() for each in found} for found in (self.findings, self.in_spark)
+        )
+        return here == there
 
     @property
     def is_named(self) -> bool:
@@ -81,7 +91,8 @@ def _trials(kind: Kind) -> Iterator[Trial]:
         if injected is not None:
             with _fold_of(kind):
                 findings = findings_of(injected.arrivals, lost=injected.lost)
-            yield Trial(seed=seed, injected=injected, findings=findings)
+                in_spark = spark_findings_of(injected.arrivals, lost=injected.lost)
+            yield Trial(seed=seed, injected=injected, findings=findings, in_spark=in_spark)
 
 
 def _fold_of(kind: Kind) -> AbstractContextManager[None]:

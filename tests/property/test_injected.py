@@ -1,4 +1,5 @@
-"""The audit names every kind of injected violation, and says nothing of honest channels.
+"""The audit names every kind of injected violation, and says nothing of honest channels, in one
+process as in Spark.
 
 `make bench BENCH=audit_injected` injects each kind at more places, and `make bench
 BENCH=audit_honest` asks for a million records.
@@ -22,6 +23,7 @@ from tests.injected.kinds import KINDS, trials
 from tests.injected.mutants import CONTRADICTIONS, broken_folds
 from tests.injected.obedience import DISOBEDIENCES
 from tests.simulation.scenario import SCENARIOS
+from tests.spark.spark_host import spark_findings_of
 from tests.spark.spark_pipeline import findings_of
 
 KINDS_MIN = 30
@@ -35,10 +37,11 @@ SEEDS = (101,)
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_an_injected_violation_is_named(kind: Kind) -> None:
-    """A finding has one of its rules, its subject and its offset."""
+    """A finding has one of its rules, its subject and its offset. Both hosts find the same."""
     tried = list(trials(kind, places=PLACES))
     assert PLACES == len(tried)
     assert [] == [str(trial) for trial in tried if not trial.is_named]
+    assert [] == [str(trial) for trial in tried if not trial.is_same_in_spark]
 
 
 def test_there_are_enough_kinds() -> None:
@@ -52,7 +55,7 @@ def test_there_are_enough_kinds() -> None:
 def test_honest_brokers_break_no_rule(name: str) -> None:
     for seed in SEEDS:
         run = play(honest(name, seconds=SECONDS), seed, evidence=True)
-        assert [] == findings_of(run.arrivals)
+        assert [] == findings_of(run.arrivals) == spark_findings_of(run.arrivals)
 
 
 @pytest.mark.parametrize("name", ["calm", "compaction", "long-outages"])
