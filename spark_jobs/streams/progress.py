@@ -325,7 +325,7 @@ def _now_ms() -> int:
 
 class StreamMetrics:
     """The Prometheus metrics of `job`, in their own registry, with names that begin with
-    `spark_JOB_`.
+    `equipoise_JOB_`.
 
     `docs/reference/metrics.md` describes each one.
     """
@@ -336,10 +336,10 @@ class StreamMetrics:
         self._ended_ms = _now_ms()
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"spark_{job}_{name}", text, registry=self.registry)
+            return Gauge(f"equipoise_{job}_{name}", text, registry=self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"spark_{job}_{name}", text, labels, registry=self.registry)
+            return Counter(f"equipoise_{job}_{name}", text, labels, registry=self.registry)
 
         self._rows = counter(
             "rows_total", "Entries that this job has taken from its sources since its start."

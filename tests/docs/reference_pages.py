@@ -357,7 +357,7 @@ def findings_page() -> str:
         "# Findings of the audit",
         WRITTEN_BY,
         (
-            "`equipoise spark audit` checks the channel with an independent implementation of the"
+            "`equipoise audit` checks the channel with an independent implementation of the"
             " rules, and reports where a promise was not kept. Each finding names one of the rules"
             " below, its subject, the offsets of the records, and the command that shows them."
             " `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at"

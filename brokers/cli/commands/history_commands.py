@@ -178,7 +178,7 @@ def audit(
     stops it, and the next run continues there. With --to-end the exit code is 1 if this run found
     something, or could not check the log to its end.
 
-    It is one process of 70 MB. `equipoise spark audit` is the same in Spark.
+    It is one process of some 100 MB. `equipoise spark audit` is the same in Spark.
     """
     hear_interrupts()
     with importing("archive"):

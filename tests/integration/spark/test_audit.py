@@ -68,14 +68,14 @@ def test_an_audit_reports_findings_everywhere_and_continues(
         assert 1 == run_audit(options, said.screen())
         assert f"equipoise channel show {first} --log {url}" == said.results[1].strip()
         assert said.results[0].startswith(f"warning malformed at {first}, the log: ")
-        assert 'spark_audit_findings_total{rule="malformed"} 1.0' in said.scraped
+        assert 'equipoise_audit_findings_total{rule="malformed"} 1.0' in said.scraped
         stream.go_on(100)
         second = stream.garbage()
         said = Said()
         assert 1 == run_audit(options, said.screen())
         assert any("continued from the last run" in note for note in said.notes)
         assert said.notes[-1] == (
-            f"audited up to {second} of {second}: 1 finding (malformed 1) in {second - first}"
+            f"audited up to {second} of {second}: 1 finding (malformed 1) in 101"
             " entries; the archive holds 1 older"
         )
         assert Reach(audited=second, end=second) == reach_in(archive)

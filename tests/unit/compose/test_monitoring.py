@@ -153,7 +153,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_authorizations_refused": {(at.value,) for at in Surface},
     "equipoise_state_bytes": {("received",), ("sent",)},
     "equipoise_tls_handshakes_failed": {(port, reason) for port in PORTS for reason in PROBLEMS},
-    "spark_audit_findings": {(rule,) for rule in RULES},
+    "equipoise_audit_findings": {(rule,) for rule in RULES},
 }
 """The values of the labels of each counter, besides `broker`, where each combination can occur."""
 
@@ -366,7 +366,9 @@ FIRING: Final = (
     ),
     Alert(name="EquipoiseCertificateNotReloaded", metric="equipoise_tls_reload_failures_total"),
     Alert(
-        name="EquipoiseAuditFinding", metric="spark_audit_findings_total", labels={"rule": "hole"}
+        name="EquipoiseAuditFinding",
+        metric="equipoise_audit_findings_total",
+        labels={"rule": "hole"},
     ),
 )
 

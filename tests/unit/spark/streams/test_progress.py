@@ -113,7 +113,7 @@ def test_an_unknown_lag_is_left_out() -> None:
     for document in (OF_KAFKA, redone):
         watch.batch(batch_done(orjson.dumps(document)))
     watch.show()
-    assert 603.0 == scraped(metrics)["spark_archive_entries_behind"]
+    assert 603.0 == scraped(metrics)["equipoise_archive_entries_behind"]
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_metrics() -> None:
     watch.show()
     told = scraped(metrics)
     expected = {
-        "spark_audit_rows_total": 3_800.0,
-        "spark_audit_batches_total": 2.0,
-        "spark_audit_entries_behind": 603.0,
-        "spark_audit_batch_seconds": 0.95,
-        "spark_audit_state_rows": 42.0,
-        "spark_audit_state_bytes": 1_500.0,
-        "spark_audit_restarts_total": 1.0,
-        'spark_audit_findings_total{rule="hole"}': 2.0,
+        "equipoise_audit_rows_total": 3_800.0,
+        "equipoise_audit_batches_total": 2.0,
+        "equipoise_audit_entries_behind": 603.0,
+        "equipoise_audit_batch_seconds": 0.95,
+        "equipoise_audit_state_rows": 42.0,
+        "equipoise_audit_state_bytes": 1_500.0,
+        "equipoise_audit_restarts_total": 1.0,
+        'equipoise_audit_findings_total{rule="hole"}': 2.0,
     }
     assert expected == {name: told[name] for name in expected}
     assert (3_800, {"hole": 2}) == (watch.rows, watch.findings)
@@ -196,19 +196,18 @@ def test_the_first_batch_has_a_rate() -> None:
     watch = Watch("archive", Printed().screen(), metrics=metrics)
     watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
     watch.show()
-    assert scraped(metrics)["spark_archive_rows_per_second"] > 0
+    assert scraped(metrics)["equipoise_archive_rows_per_second"] > 0
 
 
 def test_every_metric_of_a_job_is_documented() -> None:
-    metrics = StreamMetrics("JOB")
-    metrics.found("hole", 1)
+    metrics = StreamMetrics("JOB", rules=("hole",))
     told = {
         name.partition("{")[0]
         for name in scraped(metrics)
         if not name.partition("{")[0].endswith("_created")
     }
     page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text(encoding="utf-8")
-    assert told == set(re.findall(r"^\| `(spark_\w+)`", page, flags=re.MULTILINE))
+    assert told == set(re.findall(r"^\| `(equipoise_JOB_\w+)`", page, flags=re.MULTILINE))
 
 
 # --- following a query ---

@@ -232,9 +232,9 @@ def test_a_watch_checks_on_another_thread_and_prints_on_its_own(
         time.sleep(0.01)
     watch.show()
     assert [away(10)] == notes
-    assert b"spark_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
+    assert b"equipoise_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
     now_ms[0] += 1_000
     watch.batch(batch_done(b"{}"))
     watch.show()
     assert back(11) in notes
-    assert b"spark_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)
+    assert b"equipoise_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)
