@@ -148,9 +148,10 @@ def test_columns_agree_with_averages_of_single_bundles(
 
 
 # The squares of smaller loads are rounded to 0.
-LOADS = st.just(0.0) | st.floats(1e-9, 1e6)
+
+FLOATS = st.just(0.0) | st.floats(1e-9, 1e6)
 ROWS = st.lists(
-    st.tuples(st.lists(LOADS, min_size=3, max_size=3), st.integers(1, 20_000)),
+    st.tuples(st.lists(FLOATS, min_size=3, max_size=3), st.integers(1, 20_000)),
     min_size=1,
     max_size=40,
 )
