@@ -110,6 +110,9 @@ class _Run:
         self._batches = 0
         self._committed_s = time.monotonic()
         self._position: dict[str, int] = {}
+        # Whether the auditor is at the position. Only then its state may be committed: a second
+        # Ctrl-C ends a batch, or a commit, in its midst.
+        self._is_whole = True
         self._auditor = self._begun()
 
     def _begun(self) -> Auditor:
@@ -147,7 +150,8 @@ class _Run:
                 self._deliver()
                 check()
         except KeyboardInterrupt:
-            self._commit([])
+            if self._is_whole:
+                self._commit([])
             raise
         finally:
             watch.show()
@@ -170,17 +174,20 @@ class _Run:
     def _take(self, batch: Batch) -> None:
         began_s = time.monotonic()
         found: list[bytes] = []
+        self._is_whole = False
         if batch.arrivals:
             try:
                 found = [each.to_bytes() for each in self._auditor.feed(batch.arrivals)]
             except PeerError as error:  # The log went away in the midst of a batch.
                 self._watch.note(f"the batch is repeated: {error}")
                 self._auditor = self._begun()
+                self._is_whole = True
                 time.sleep(_RETRY_S)
                 return
         self._position = batch.ends
         if found or time.monotonic() - self._committed_s >= COMMIT_S:
             self._commit(found)
+        self._is_whole = True
         if self._pending:
             self._deliver()
         if batch.arrivals:
@@ -212,10 +219,12 @@ class _Run:
         return reach
 
     def _commit(self, found: list[bytes]) -> None:
+        self._is_whole = False
         self._state.commit(self._auditor.changed_rows(), self._position, found)
         self._committed_s = time.monotonic()
         if found:
             self._pending.append((self._state.number, found))
+        self._is_whole = True
         self._reach().keep(self._options.archive)
 
     def _deliver(self) -> None:

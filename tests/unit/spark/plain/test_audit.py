@@ -25,9 +25,11 @@ from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.plain import audit as plain_audit
 from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.plain.audit import run_audit
+from equipoise.spark_jobs.plain.auditor import Auditor
 from equipoise.spark_jobs.plain.state import StateFile
+from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Table
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
@@ -208,6 +210,37 @@ def test_an_audit_that_is_interrupted_says_how_far_it_came(stage: Stage) -> None
     assert Reach(audited=300, end=second) == reach_in(stage.options.archive)
     stage.audit()
     assert [first, second] == stage.found
+
+
+@pytest.mark.parametrize("where", ["fed", "begun to commit"])
+def test_a_batch_that_is_cut_by_a_second_interrupt_is_read_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    feed, commit, batches = Auditor.feed, StateFile.commit, iter(range(10))
+
+    def half_fed(auditor: Auditor, batch: Sequence[Arrival]) -> list[Finding]:
+        if next(batches) == 2:
+            feed(auditor, batch[: len(batch) // 2])
+            raise KeyboardInterrupt
+        return feed(auditor, batch)
+
+    def cut(
+        state: StateFile, changed: list[StateRow], positions: Positions, found: list[bytes]
+    ) -> None:
+        if next(batches) == 2:
+            raise KeyboardInterrupt
+        commit(state, changed, positions, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_audit, "COMMIT_S", 0.0)
+        if where == "fed":
+            patch.setattr(Auditor, "feed", half_fed)
+        else:
+            patch.setattr(StateFile, "commit", cut)
+        with pytest.raises(KeyboardInterrupt):
+            stage.audit()
+    assert 2 == stage.audit()
+    assert stage.injected == stage.found == stage.published
 
 
 def test_a_second_process_is_refused(stage: Stage) -> None:
