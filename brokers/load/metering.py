@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from inspect import GEN_CREATED, getgeneratorstate
 from time import monotonic_ns, thread_time_ns
-from types import CoroutineType, TracebackType, coroutine
+from types import CoroutineType, FrameType, TracebackType, coroutine
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 from weakref import ref
 
@@ -511,6 +511,15 @@ class _Driven(Coroutine[Any, Any, Result]):
 def driven(work: Awaitable[Result], *, measures: bool = True) -> Awaitable[Result]:
     """Return `work` so that it runs in a frame, if that `measures` anything."""
     return _stepwise(_Step(), work) if measures and threads.own.frame is None else work
+
+
+def work_in(waiting: object) -> object | None:
+    """Return the coroutine whose steps a suspended generator of `driven` runs; None for others."""
+    frame: FrameType | None = getattr(waiting, "gi_frame", None)
+    if frame is None or frame.f_code is not _stepwise.__code__:
+        return None
+    work: object = frame.f_locals["work"]
+    return work
 
 
 def driven_for(account: Account, work: Awaitable[Result]) -> Awaitable[Result]:

@@ -14,6 +14,7 @@ from traceback import FrameSummary, format_list
 from types import FrameType
 from typing import Any, Final, TypeVar
 
+from equipoise.brokers.load.metering import work_in
 from equipoise.brokers.operations.moves import transfer
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.testing.virtual_cluster import Cluster, NotServed
@@ -311,7 +312,11 @@ def _calls_in(coroutine: Any) -> list[FrameSummary]:  # noqa: ANN401 - anything 
                     _shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname
                 )
             )
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+        coroutine = (
+            getattr(coroutine, "cr_await", None)
+            or getattr(coroutine, "gi_yieldfrom", None)
+            or work_in(coroutine)
+        )
     return calls
 
 

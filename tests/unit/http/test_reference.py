@@ -53,7 +53,7 @@ def test_every_metric_is_documented() -> None:
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)
     )  # Those are counterparts: see tests/unit/balancing/test_balancing_metrics.py.
     assert told == set(
-        re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE)
+        re.findall(r"^\| `(?!equipoise_pulsar_|equipoise_JOB_)(\w+)`", page, flags=re.MULTILINE)
     )
 
 
