@@ -84,6 +84,8 @@ class _Run:
         self._hold = hold
         self._batches = 0
         self._failed_s: float | None = None
+        self._error: PeerError | None = None  # Until the archive is continued after it.
+        self._is_whole = True  # False while a batch is taken in part.
         self._archiving = Archiving(writer, options.log_url)
         watch.note(start_line(log, self._archiving))
 
@@ -107,6 +109,9 @@ class _Run:
 
     def _take(self, batch: Batch) -> bool:
         """Write a batch. Return whether the next one should follow at once."""
+        if self._error is not None:
+            self._wait(self._error)
+            return True
         if not batch.arrivals:
             self._archiving.positions = dict(batch.ends)
             self._watch.idle()
@@ -115,6 +120,7 @@ class _Run:
         began_s = time.monotonic()
         end = self._tail.end()
         behind = 0 if end is None else max(0, end + 1 - batch.ends[Source.CHANNEL])
+        self._is_whole = False
         try:
             rows = self._archiving.take(batch.arrivals)
             if not behind:
@@ -124,6 +130,7 @@ class _Run:
             return True
         self._failed_s = None
         self._archiving.positions = dict(batch.ends)
+        self._is_whole = True
         for line in gap_lines(rows):
             self._watch.note(line)
         if self._hold is not None:
@@ -144,8 +151,9 @@ class _Run:
 
     def _wait(self, error: PeerError) -> None:
         """Wait for a log or an object storage that is away. The tables may have a part of the
-        batch: continue where they end.
+        batch: continue where they end, once they can be opened.
         """
+        self._error = error
         now_s = time.monotonic()
         self._failed_s = self._failed_s or now_s
         if now_s - self._failed_s > AWAY_S_MAX:
@@ -155,10 +163,15 @@ class _Run:
         try:
             self._writer.open_tables()
             self._archiving = Archiving(self._writer, self._options.log_url)
-        except PeerError:
+        except PeerError as again:
+            self._error = again
             return
+        self._error, self._is_whole = None, True
 
     def _stop(self) -> None:
-        self._archiving.save()
+        """Save the state. A second Ctrl-C leaves a batch in part: the next run repeats it."""
+        if self._is_whole:
+            self._is_whole = False  # Saving may be interrupted, too.
+            self._archiving.save()
         if self._hold is not None:
             self._hold.archived(self._archiving.reached, at_once=True)
