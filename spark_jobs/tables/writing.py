@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
 import orjson
@@ -63,6 +63,8 @@ FINDING: Final = ("rule", "subject", "log_offset", "text")
 _ROW_GROUP_ROWS: Final = 64 * 1024
 _UNLIKE: Final = frozenset({"bytes", "text", "data"})
 """Columns with unique values, where a dictionary saves nothing."""
+
+_Value = TypeVar("_Value")
 
 _STATE: Final = pa.schema([("key", pa.string()), ("data", pa.binary())])
 
@@ -156,11 +158,11 @@ class Writer:
             if position <= below:
                 return
             rows = rows.filter(pc.or_kleene(pc.is_null(offsets), pc.greater_equal(offsets, below)))
-        removed = self._lasting_files() if replaces else []
-        if not rows.num_rows and not removed:
-            return
         name = str(table)
         with self.place.writing_errors(name, writer=self.writer):
+            removed = self._lasting_files() if replaces else []
+            if not rows.num_rows and not removed:
+                return
             added = [self._written(name, part, day) for day, part in _by_day(rows)]
             source = SCHEMAS[table].source.value
             self._commit(
@@ -215,6 +217,9 @@ class Writer:
             self._commit(
                 name, [self._written(name, table, None)], files_of(self._table(name)), None
             )
+            # By the version, which restarts do not reset.
+            if self._table(name).version() % FILES_MAX == 0:
+                self._delete_old_files(name, full=True)
 
     # --- files and commits ---
 
@@ -239,12 +244,20 @@ class Writer:
                 path=path,
                 size_bytes=size,
                 rows=sum(each.rows for each in group),
-                last=group[-1].last,
-                last_at=group[-1].last_at,
+                # The time of a finding does not rise with its offset.
+                last=max(_known(each.last for each in group), default=None),
+                first_at=min(_known(each.first_at for each in group), default=None),
+                last_at=max(_known(each.last_at for each in group), default=None),
             )
             self._commit(name, [added], group, None, data_change=False)
+        self._delete_old_files(name)
+
+    def _delete_old_files(self, name: str, *, full: bool = False) -> None:
+        """Delete files that were replaced before `KEPT_HOURS`; with `full`, also those that no
+        commit names, which lists the table's folder.
+        """
         table = self._table(name)
-        table.vacuum(KEPT_HOURS, dry_run=False, enforce_retention_duration=False)
+        table.vacuum(KEPT_HOURS, dry_run=False, enforce_retention_duration=False, full=full)
         table.update_incremental()
 
     def _written(self, name: str, rows: pa.Table, day: str | None) -> DataFile:
@@ -340,7 +353,8 @@ class Writer:
         return self._lasting
 
     def open_tables(self) -> None:
-        """Open the tables that are there. Raises as `open_writer`."""
+        """Open the tables that are there, also after a commit in doubt. Raises as `open_writer`."""
+        self._lasting = None
         for name in (STATE_NAME[self.writer], *map(str, WRITTEN_BY[self.writer])):
             self.place.mend(name)
             found = self.place.opened(name)
@@ -442,6 +456,10 @@ def _stats(file: DataFile) -> str:
 
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _known(values: Iterable[_Value | None]) -> list[_Value]:
+    return [value for value in values if value is not None]
 
 
 def _groups(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.archiving import Archiving
+from equipoise.spark_jobs.audit.findings_table import rows_of as findings_of
 from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.plain.archive import run_archive
 from equipoise.spark_jobs.plain.reading import open_reading
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
@@ -31,7 +34,7 @@ from equipoise.spark_jobs.tables.schema import ARCHIVED
 from equipoise.spark_jobs.tables.writing import Writer, open_writer
 from tests.channels.compacting import compacted
 from tests.channels.walk import Walk
-from tests.spark.archived import arrivals_of, as_rows, writer_of
+from tests.spark.archived import NOON_MS, arrivals_of, as_rows, writer_of
 from tests.spark.spark_logs import WrittenStream
 
 RECORDS = 400
@@ -154,6 +157,77 @@ def test_joined_files_have_the_rows_in_order(
     ]
     assert [row["log_offset"] for row in expected[Table.RECORDS]] == offsets
     assert expected == rows_of(tmp_path)
+
+
+def test_a_joined_file_has_the_bounds_of_all_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers skip files by them. The finding of a timer has an old offset and a late time."""
+    monkeypatch.setattr(writing, "FILES_MAX", 2)
+    found = Finding(
+        rule="rule", subject="log:", offsets=(1,), at_ms=NOON_MS, text="text", command="command"
+    )
+    late = NOON_MS + 5_000
+    with writer_of(tmp_path, writer="audit") as writer:
+        writer.add_findings(
+            findings_of(
+                [
+                    replace(found, offsets=(5,), at_ms=late),
+                    replace(found, offsets=(200,), at_ms=late),
+                ]
+            )
+        )
+        writer.add_findings(findings_of([replace(found, offsets=(10,))]))
+    (file,) = Tables(tmp_path).files(Table.FINDINGS)
+    assert (5, 200) == (file.first, file.last)
+    times = [None if at is None else at.timestamp() * 1_000 for at in (file.first_at, file.last_at)]
+    assert [NOON_MS, late] == times
+
+
+def test_a_commit_in_doubt_leaves_no_interval_twice(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer goes on in the same process, from the tables that it opens anew."""
+    real, commits = Writer._commit, list[str]()  # noqa: SLF001 - where storage may not answer
+
+    def commit(self: Writer, name: str, *args: object, **kwargs: object) -> None:
+        real(self, name, *args, **kwargs)  # type: ignore[arg-type]
+        commits.append(name)
+        if name == Table.INTERVALS and commits.count(name) == 2:
+            raise PeerError("no answer")
+
+    monkeypatch.setattr(Writer, "_commit", commit)
+    with (
+        closing(open_reading(undisturbed.url)) as log,
+        writer_of(tmp_path, log=log.log.identity) as writer,
+    ):
+        archiving = Archiving(writer, undisturbed.url, snapshot_records=100)
+        while batch := log.batch(archiving.positions).arrivals[:BATCH]:
+            try:
+                archiving.take(batch)
+                archiving.write()
+            except PeerError:
+                writer.open_tables()
+                archiving = Archiving(writer, undisturbed.url, snapshot_records=100)
+                continue
+            ends = {batch[-1].source: batch[-1].offset + 1}
+            archiving.positions = {**archiving.positions, **ends}
+    assert undisturbed.rows == rows_of(tmp_path)
+
+
+def test_files_of_former_states_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the process starts. Files of a crashed commit, too."""
+    monkeypatch.setattr(writing, "FILES_MAX", 3)
+    monkeypatch.setattr(writing, "KEPT_HOURS", 0)
+    for number in range(10):
+        with writer_of(tmp_path) as writer:
+            writer.save_state({"key": b"%d" % number})
+            (tmp_path / "_archive" / f"{number}.parquet").write_bytes(b"a crashed commit's")
+    with writer_of(tmp_path) as writer:
+        assert {"key": b"9"} == writer.state()
+    assert len(list((tmp_path / "_archive").glob("**/*.parquet"))) <= 2 * 3
 
 
 def test_the_log_may_be_truncated_up_to_the_archive(tmp_path: Path) -> None:
