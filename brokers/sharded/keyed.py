@@ -153,8 +153,7 @@ class Keyed(Service, Generic[T]):
 
     The object of a key is in the process that owns the key. It is made, or loaded from the store,
     at its first use, and moves with its bundle. With a store, each change is saved before the call
-    ends, so what was answered is kept. Without a store, objects live in the memory of the
-    processes: they move, and those of a process that dies are lost.
+    ends. Without one, the objects of a process that dies are lost.
 
     Its load is what its calls use, and the bytes of what they load and change. It does not say how
     much memory its objects take: only the memory of the process counts.

@@ -128,28 +128,15 @@ class Equipoise(Worker):
     the broker to other brokers first. Everything runs on the event loop that enters. Outside the
     context calls raise `CallerError`.
 
-    At SIGTERM and SIGINT, in the context and in the main thread:
+    At SIGTERM and SIGINT, in the context and in the main thread, the broker drains, and the program
+    answers until no call for a key has come for 0.2 s, and for `linger_ms` at most. Then the
+    handler that was there before handles the signal. Where there is none for SIGTERM, the context
+    ends as when its task is cancelled, and then the process. A second signal goes to that handler
+    at once. If the event loop handles the signals, nothing is done before it.
 
-    1. The broker drains.
-    2. The program continues to answer until no call for a key has come for 0.2 s, and for
-       `linger_ms` at most. Callers follow its redirects and learn the new owners, and load
-       balancers see that `/ready` answers 503. This step is left out if no other broker takes the
-       bundles: then calls that wait for an owner are answered 503.
-    3. Long polls and streams of `asgi` end, because a server would wait for them. Then the handler
-       that was there before handles the signal. Where there is none for SIGTERM, the context ends
-       as when its task is cancelled, and then the process.
-
-    A second signal goes to that handler at once. If the event loop handles the signals, nothing is
-    done before it; the log of a web program says so.
-
-    A broker may end before its program does: its log was replaced, or its disk failed. It does not
-    come back. Then:
-
-    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the
-      health check of the program.
-    * `finished()` raises the error that ended the broker.
-    * The end of the context raises that error too, unless the context ends with another error.
-      Nothing in the context is cancelled.
+    If the broker ends before its program does, every call raises `WorkerEnded` with the reason,
+    also `check()`: call it in the health check of the program. `finished()` and the end of the
+    context raise the error that ended the broker. Nothing in the context is cancelled.
     """
 
     def __init__(
@@ -271,12 +258,9 @@ class Equipoise(Worker):
     def install(self, app: _Program) -> None:
         """Make a FastAPI or Starlette program a member, in one line.
 
-        * The broker starts after the program and ends before it. Its log lines are shown. It is a
-          member once it answers at its address.
-        * Calls of endpoints with `Keyed.route` are redirected to the program that owns the key
-          (307). They wait while no program does. 503: they were not served.
-        * Below `/equipoise` there are health, metrics, administration and state for other programs.
-        * At SIGTERM the keys move to other programs before the listener closes.
+        The broker starts after the program and ends before it, with its paths below `/equipoise`.
+        Calls of endpoints with `Keyed.route` are redirected to the program that owns the key (307),
+        and wait while no program does. 503: they were not served.
 
         The program does not start without an `address`, nor if an endpoint with `Keyed.route`
         cannot get its object. Raises `CallerError` as `asgi` does. For other frameworks, see

@@ -97,35 +97,17 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
 
-_OFFSET: Final = Column(
-    "log_offset", "long", "the logical offset of the record that caused the row"
-)
-_OFFSET_BESIDE: Final = Column(
-    "log_offset", "long", "the position of the document in its own source, not on the channel"
-)
-_ORDINAL: Final = Column(
-    "ordinal", "int", "the number of the row among those of its offset in this table, from 0"
-)
-_AT: Final = Column(
-    "logged_at", "timestamp", "the log's time of that offset, adjusted so that it never decreases"
-)
-_AT_BESIDE: Final = Column(
-    "logged_at",
-    "timestamp",
-    "when its own source received the document, by the clock of that source",
-)
-_POSITION: Final = Column(
-    "position",
-    "long",
-    "the log's own offset of the record: `log_offset` minus the base of the genesis",
-)
+_OFFSET: Final = Column("log_offset", "long", "the offset of the record that caused the row")
+_OFFSET_BESIDE: Final = Column("log_offset", "long", "the position of the document in its source")
+_ORDINAL: Final = Column("ordinal", "int", "the number of the row among those of its offset")
+_AT: Final = Column("logged_at", "timestamp", "the log's time of that offset")
+_AT_BESIDE: Final = Column("logged_at", "timestamp", "when its source received the document")
+_POSITION: Final = Column("position", "long", "the log's own offset of the record")
 _NAMESPACE: Final = Column("namespace", "text", "the namespace of the bundle")
 _BUNDLE: Final = Column("bundle", "text", "the name of the bundle")
 _BROKER: Final = Column("broker", "text", "the id of the broker")
 _TOKEN: Final = Column("token", "long", "the fencing token of the ownership")
-_INCARNATION: Final = Column(
-    "incarnation", "long", "the incarnation of the broker: the offset of its join"
-)
+_INCARNATION: Final = Column("incarnation", "long", "the incarnation of the broker")
 
 _ALL: Final = (
     TableSchema(
@@ -133,12 +115,7 @@ _ALL: Final = (
         source=Source.CHANNEL,
         meaning="Every entry of the channel, accepted or not, byte for byte",
         columns=(
-            Column(
-                "log_offset",
-                "long",
-                "the logical offset, which continues to rise when a channel is copied to"
-                " another log",
-            ),
+            Column("log_offset", "long", "the offset of the record"),
             _POSITION,
             _AT,
             Column("key", "text", "the key that the record changes; empty if it cannot be read"),
@@ -160,14 +137,10 @@ _ALL: Final = (
             " reproduce the next"
         ),
         columns=(
-            Column("log_offset", "long", "the logical offset of the last record in the view"),
+            Column("log_offset", "long", "the offset of the last record in the view"),
             _POSITION,
             _AT,
-            Column(
-                "digest",
-                "text",
-                "the digest of the view, as decimal digits, because it may exceed a BIGINT",
-            ),
+            Column("digest", "text", "the digest of the view, in decimal digits"),
             Column("bundles", "long", "the number of bundles"),
             Column("brokers", "long", "the number of brokers, including dead ones"),
             Column("bytes", "bytes", "the snapshot, compressed with zstd"),
@@ -181,17 +154,17 @@ _ALL: Final = (
             " archive began"
         ),
         columns=(
-            Column("log_offset", "long", "the logical offset of the snapshot"),
+            Column("log_offset", "long", "the offset of the snapshot"),
             _ORDINAL,
             _AT,
             _NAMESPACE,
             _BUNDLE,
             Column("phase", "text", "the phase of the bundle"),
-            Column("owner", "text", "the broker id of the owner"),
-            Column("source", "text", "the broker id of the source"),
-            Column("server", "text", "the broker id of the owner or source that serves it"),
+            Column("owner", "text", "the owner"),
+            Column("source", "text", "the source"),
+            Column("server", "text", "the owner or source that serves it"),
             Column("token", "long", "the fencing token of the ownership, or the last one"),
-            Column("last_offset", "long", "the logical offset of the record that changed it last"),
+            Column("last_offset", "long", "the offset of the record that changed it last"),
         ),
     ),
     TableSchema(
@@ -209,17 +182,13 @@ _ALL: Final = (
             _BUNDLE,
             Column("phase_before", "text", "the phase before"),
             Column("phase_after", "text", "the phase after"),
-            Column("owner_before", "text", "the broker id of the owner before"),
-            Column("owner_after", "text", "the broker id of the owner after"),
-            Column("source_before", "text", "the broker id of the source before"),
-            Column("source_after", "text", "the broker id of the source after"),
+            Column("owner_before", "text", "the owner before"),
+            Column("owner_after", "text", "the owner after"),
+            Column("source_before", "text", "the source before"),
+            Column("source_after", "text", "the source after"),
             Column("token", "long", "the fencing token after, or the last one"),
             Column("kind", "text", "the kind of the record"),
-            Column(
-                "publisher",
-                "text",
-                "who wanted the record: the admin for whom a broker wrote it, or else its writer",
-            ),
+            Column("publisher", "text", "the admin who asked for the record, or else its writer"),
             Column("reason", "text", "the reason in the record"),
         ),
     ),
@@ -267,12 +236,8 @@ _ALL: Final = (
             Column("logged_at", "timestamp", "as `ended_at`"),
             _NAMESPACE,
             _BUNDLE,
-            Column("source", "text", "the id of the broker that served the bundle"),
-            Column(
-                "destination",
-                "text",
-                "the id of the broker that is to serve the bundle; null for an unload",
-            ),
+            Column("source", "text", "the broker that served the bundle"),
+            Column("destination", "text", "the broker that is to serve it; null for an unload"),
             Column("asked_by", "text", "who requested it: a broker id or `admin:NAME`"),
             Column("reason", "text", "the reason in the request"),
             Column(
@@ -328,11 +293,7 @@ _ALL: Final = (
                 "`joined`, `draining`, `up` (after draining), `left`, `down` (declared dead) or"
                 " `replaced` (its broker joined again)",
             ),
-            Column(
-                "publisher",
-                "text",
-                "who wanted the record: the admin for whom a broker wrote it, or else its writer",
-            ),
+            Column("publisher", "text", "the admin who asked for the record, or else its writer"),
             Column("reason", "text", "the reason in the record"),
         ),
     ),
@@ -344,7 +305,7 @@ _ALL: Final = (
             " continue with the state after them"
         ),
         columns=(
-            Column("log_offset", "long", "the logical offset of the first record after the gap"),
+            Column("log_offset", "long", "the offset of the first record after the gap"),
             _ORDINAL,
             _AT,
             Column("first_offset", "long", "the first lost offset"),
@@ -369,9 +330,9 @@ _ALL: Final = (
                 "cpu", "double", "the used share of the CPU; 1 is all of it, null without a limit"
             ),
             Column("memory", "double", "the used share of the memory"),
-            Column("direct_memory", "double", "the used share of the direct memory"),
-            Column("bandwidth_in", "double", "the used share of the incoming bandwidth"),
-            Column("bandwidth_out", "double", "the used share of the outgoing bandwidth"),
+            Column("direct_memory", "double", "the same of the direct memory"),
+            Column("bandwidth_in", "double", "the same of the incoming bandwidth"),
+            Column("bandwidth_out", "double", "the same of the outgoing bandwidth"),
             Column("bytes_in", "double", "bytes in per second"),
             Column("bytes_out", "double", "bytes out per second"),
             Column("messages_in", "double", "messages in per second"),
@@ -397,7 +358,7 @@ _ALL: Final = (
             _OFFSET_BESIDE,
             _AT_BESIDE,
             Column("decided_at", "timestamp", "when it was decided, by the clock of the broker"),
-            Column("broker", "text", "the id of the broker that decided"),
+            Column("broker", "text", "the broker that decided"),
             Column(
                 "kind",
                 "text",
@@ -487,7 +448,7 @@ _ALL: Final = (
                 "text",
                 "the subject: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`",
             ),
-            Column("offsets", "longs", "the logical offsets that prove it, in rising order"),
+            Column("offsets", "longs", "the offsets that prove it, in rising order"),
             Column("text", "text", "the violation in one sentence"),
             Column(
                 "command",

@@ -27,7 +27,7 @@ from equipoise.channel.core.lifecycle import (
     TRANSITIONS,
     Phase,
 )
-from equipoise.channel.core.records import INTEGER_MAX, Reason
+from equipoise.channel.core.records import INTEGER_MAX, TEXT_CHARACTERS_MAX, Reason
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Rule
 from equipoise.spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
@@ -56,6 +56,9 @@ COMMON: Final = {
     "--help",
 }
 """The options that docs/reference/cli.md describes once for all commands."""
+
+DURATION_BOUNDS: Final = (1, 86_400_000)
+"""The bounds of most durations, in milliseconds."""
 
 SHARED_BY: Final = 3
 """What so many tables have is described once."""
@@ -125,6 +128,9 @@ REMEDIES: Final = {
     (
         "Find out who can write to the log, and revoke this permission where it is not needed."
     ): "revoke",
+    (
+        "Check the storage. Run `equipoise channel verify`, and recover the log from a copy."
+    ): "recover",
 }
 """What is to be done about several findings, which the page says once."""
 
@@ -214,9 +220,12 @@ def type_of(schema: Schema) -> str:
     kind = cast("str", schema["type"])
     if kind == "integer":
         highest = cast("int", schema["maximum"])
-        return f"integer, {schema['minimum']} to {'2^63 - 1' if highest == 2**63 - 1 else highest}"
+        at_least = "" if schema["minimum"] == 0 else f" from {schema['minimum']}"
+        return f"integer{at_least}" + ("" if highest == INTEGER_MAX else f" up to {highest}")
     if kind == "string":
-        return f"text, {schema.get('minLength', 0)} to {schema['maxLength']} characters"
+        low, highest = schema.get("minLength", 0), cast("int", schema["maxLength"])
+        is_usual = (low, highest) == (1, TEXT_CHARACTERS_MAX)
+        return "text" if is_usual else f"text of {low} to {highest} characters"
     if kind == "array":
         return f"list of at most {schema['maxItems']}: {type_of(cast('Schema', schema['items']))}"
     if kind == "object":
@@ -228,18 +237,18 @@ def type_of(schema: Schema) -> str:
 
 
 def presence(name: str, model: Schema) -> str:
-    """Whether a field must be there, and what its absence stands for."""
+    """Whether a field must be there, and what its absence stands for; empty if for nothing."""
     if name in cast("list[str]", model["required"]):
-        return "required"
+        return "; required"
     default = cast("Mapping[str, Schema]", model["properties"])[name].get("default")
-    return "optional" if default is None else f"default `{orjson.dumps(default).decode()}`"
+    return "" if default is None else f"; default `{orjson.dumps(default).decode()}`"
 
 
 def field_lines(names: Iterable[str], model: Schema) -> str:
     """The lines about fields; a constant kind or status is told by the heading."""
     properties = cast("Mapping[str, Schema]", model["properties"])
     return "\n".join(
-        f"* `{name}` ({type_of(properties[name])}; {presence(name, model)}):"
+        f"* `{name}` ({type_of(properties[name])}{presence(name, model)}):"
         f" {cell(cast('str', properties[name]['description']))}"
         for name in names
         if "description" in properties[name]
@@ -256,7 +265,9 @@ def records_page() -> str:
             "A record is one flat JSON object in UTF-8. Readers ignore unknown fields. `null` in a"
             " field that is not required means that the field is absent. `true` is not an integer,"
             " and neither is `1.0`. [records.schema.json](records.schema.json) has the same rules"
-            " as a JSON schema; rules that concern several fields are text in both places."
+            " as a JSON schema; rules that concern several fields are text in both places. Unless a"
+            " field says otherwise, it is optional, an integer is from 0 to 2^63 - 1, and a text"
+            f" has 1 to {TEXT_CHARACTERS_MAX} characters."
         ),
         "## The envelope",
         (
@@ -346,7 +357,7 @@ def finding(rule: Rule) -> str:
     source = f" ({rule.source})" if rule.source else ""
     remedy = REMEDIES.get(rule.remedy, rule.remedy)
     return (
-        f"* `{rule.name}`, {rule.severity}: {cell(rule.says)}{source} *If not*: {cell(rule.means)}"
+        f"* `{rule.name}`, {rule.severity}: {cell(rule.says)}{source} *Else*: {cell(rule.means)}"
         f" *Do*: {cell(remedy)}"
     )
 
@@ -395,12 +406,13 @@ def archive_page() -> str:
         for schema in SCHEMAS.values()
     }
     uses = Counter(line for lines in columns.values() for line in lines)
-    often = [line for line, times in uses.items() if times >= SHARED_BY]
-    meanings = Counter(line.split()[1] for line in often)
-    shared = [line for line in often if meanings[line.split()[1]] == 1]
+    often = {
+        line.split()[1]: line for line, times in reversed(uses.most_common()) if times >= SHARED_BY
+    }
+    shared = [line for line in uses if line in often.values()]
     parts = [
         by_hand + TABLES_WRITTEN_BY,
-        "These columns are the same wherever a table has them:",
+        "Where a table says nothing else about a column, these are the meanings:",
         "\n".join(shared),
     ]
     for schema in SCHEMAS.values():
@@ -517,13 +529,12 @@ def broker_settings_page() -> str:
     schema = WorkerConfig.model_json_schema()
     fields = cast("Mapping[str, Schema]", schema["properties"])
     lines = [
-        f"* `{name}`"
-        + (
-            f": `{orjson.dumps(field['default']).decode()}`"
-            if field.get("default") not in (None, {}, [])
-            else ""
+        (
+            f"* `{name}`{limits(field)}: "
+            if field.get("default") in (None, {}, [])
+            else f"* `{name}`: `{orjson.dumps(field['default']).decode()}`{limits(field)}. "
         )
-        + f" ({limits(field)}): {cell(str(field.get('description', '')))}"
+        + cell(str(field.get("description", "")))
         for name, field in fields.items()
         if "$ref" not in field
     ]
@@ -537,7 +548,8 @@ def broker_settings_page() -> str:
             " Kafka they are longer](../how-to/size-leases.md). [The settings of"
             " balancing](settings.md) can be given here, too. Changed files of keys, passwords,"
             " certificates and revocation lists are used within a second, without a restart."
-            " Secrets are never printed."
+            " Secrets are never printed. Unless a setting says otherwise, it is a text, `true` or"
+            f" `false`, or an integer from {DURATION_BOUNDS[0]} to {DURATION_BOUNDS[1]:,}."
         ),
         "\n".join(lines),
     )
@@ -545,19 +557,16 @@ def broker_settings_page() -> str:
 
 
 def limits(field: Schema) -> str:
-    """Return the type of a setting, with its bounds."""
+    """Return the type of a setting with its bounds in brackets; nothing for the usual ones."""
     options = cast("list[Schema]", field.get("anyOf", [field]))
     kind = next((option for option in options if option.get("type") != "null"), field)
     low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
     is_bounded = isinstance(high, int | float) and high < INTEGER_MAX
     bounds = "" if low is None else f", {low:,} to {high:,}" if is_bounded else f", at least {low}"
-    names = {
-        "boolean": "true or false",
-        "object": "names with values",
-        "array": "a list",
-        "string": "text",
-    }
-    return names.get(str(kind.get("type")), str(kind.get("type", "text"))) + bounds
+    names = {"boolean": "", "string": "", "object": "names with values", "array": "a list"}
+    name = names.get(str(kind.get("type", "string")), str(kind.get("type")))
+    is_usual = not name or (low, high) == DURATION_BOUNDS
+    return "" if is_usual else f" ({name}{bounds})"
 
 
 def pages() -> dict[str, bytes]:

@@ -325,9 +325,8 @@ class Worker:
         """Return an ASGI app with all paths of a broker. Mount it at `prefix`, such as
         `/equipoise`, before you enter the context.
 
-        It serves what `http_port` would: lookups, administration, the routes of the services,
-        health, readiness, metrics, and state for other brokers. Those find it at the `address` of
-        the program and `prefix`. It answers 503 while the worker does not run.
+        It serves what `http_port` would. Other brokers find it at the `address` of the program and
+        `prefix`. It answers 503 while the worker does not run.
 
         With the setting `authentication` callers need a token or a password. Without it, anyone who
         reaches the app can drain the broker. So a program with an address other than loopback then
@@ -409,8 +408,8 @@ class Worker:
         WebSockets go to `app` unchanged.
 
         `key` is a path with the key in it, such as `/users/{key}`, which also stands for all paths
-        below it. Or it is a function that returns the key by the ASGI scope, for example from a
-        header; None for a request without a key, which goes to `app` unchanged.
+        below it, or a function that returns the key by the ASGI scope. With None the request goes
+        to `app` unchanged.
 
         * If this worker owns the key, `app` answers. `equipoise.current_work()` has the fencing
           token. A move of the bundle waits until the answer begins, for up to half of `close_ms`.
