@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol, Self
 
@@ -28,7 +28,12 @@ from equipoise.channel.core.side_log import SideLog, SideLogUnavailable
 from equipoise.channel.kafka.settings import HEADER_KEY, address_of, without_secrets
 from equipoise.channel.log.open_log import kafka_settings, log_path, open_log, open_side_log
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source
-from equipoise.spark_jobs.sources.channel_files import COMPANIONS, PIECE, ChannelFiles
+from equipoise.spark_jobs.sources.channel_files import (
+    COMPANIONS,
+    PIECE,
+    ChannelFiles,
+    check_identity,
+)
 
 ENTRIES_MAX: Final = 10_000
 """Most entries of a source in a batch: half a second of auditing."""
@@ -100,7 +105,7 @@ def open_reading(
         raise invalid_log_url(
             url=url, problem="a log of this kind lives in one process, and this is another"
         )
-    return TopicReading(url, sources=sources)
+    return TopicReading(url, sources=sources, identity=identity)
 
 
 class FileReading:
@@ -147,21 +152,23 @@ class FileReading:
 class TopicReading:
     """Read a log in a topic. See `Reading`."""
 
-    def __init__(self, url: str, *, sources: Collection[Source]) -> None:
-        # Its client comes with an extra; `open_log` says so.
-        self.log = open_log(url, create=False)
-        from equipoise.channel.kafka.client import Clients, Taken  # noqa: PLC0415
+    def __init__(self, url: str, *, sources: Collection[Source], identity: str | None) -> None:
+        with ExitStack() as opened:
+            # Its client comes with an extra; `open_log` says so.
+            self.log = opened.enter_context(closing(open_log(url, create=False)))
+            check_identity(self.log.name, self.log.identity, identity)
+            from equipoise.channel.kafka.client import Clients, Taken  # noqa: PLC0415
 
-        self._nothing = Taken()
-        address, self._settings = address_of(url), kafka_settings()
-        self._consumer = Clients(servers=address.servers, settings=self._settings).consumer(
-            address.topic
-        )
-        self._beside: dict[Source, SideLog] = {
-            source: open_side_log(url, topic)
-            for source, topic in COMPANIONS.items()
-            if source in sources
-        }
+            self._nothing = Taken()
+            address, self._settings = address_of(url), kafka_settings()
+            clients = Clients(servers=address.servers, settings=self._settings)
+            self._consumer = opened.enter_context(closing(clients.consumer(address.topic)))
+            self._beside: dict[Source, SideLog] = {
+                source: opened.enter_context(closing(open_side_log(url, topic)))
+                for source, topic in COMPANIONS.items()
+                if source in sources
+            }
+            self._opened = opened.pop_all()
         self._reached = -1  # The next offset that the consumer takes.
         self._held: deque[Arrival] = deque()
 
@@ -248,10 +255,7 @@ class TopicReading:
 
     def close(self) -> None:
         """See `Reading.close`."""
-        self._consumer.close()
-        for side_log in self._beside.values():
-            side_log.close()
-        self.log.close()
+        self._opened.close()
 
 
 def beside(
@@ -317,7 +321,7 @@ class Tail:
         self._open = partial(open_reading, url, sources=sources, identity=identity)
         self._reading: Reading | None = self._open()
         self._until = self._reading.ends() if to_end else None
-        self._read_s = self._answered_s = 0.0
+        self._read_s = self._failed_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -338,15 +342,15 @@ class Tail:
         except _AWAY as error:
             self._close()
             now_s = time.monotonic()
-            self._answered_s = self._answered_s or now_s
-            if now_s - self._answered_s > AWAY_S_MAX:
+            self._failed_s = self._failed_s or now_s
+            if now_s - self._failed_s > AWAY_S_MAX:
                 raise PeerError(
                     f"the log was away for {AWAY_S_MAX} s: {error}; start again once it is back: it"
                     " continues where it stopped"
                 ) from error
             time.sleep(_RETRY_S)
             return Batch([], dict(position))
-        self._answered_s = 0.0
+        self._failed_s = 0.0
         return batch
 
     def _some(self, reading: Reading, position: Positions) -> Batch | None:

@@ -56,6 +56,15 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 BEGINNING: Final[Positions] = {source.value: FIRST_OFFSET for source in Source}
 
 
+def check_identity(name: str, identity: str, expected: str | None) -> None:
+    """Raise `OperatorError` if the log `name` has another identity than `expected`."""
+    if expected not in {None, identity}:
+        raise OperatorError(
+            f"the log {name} is not the one that this job began to read ({identity},"
+            f" expected {expected}): put the right one back, or give the job another archive"
+        )
+
+
 class ChannelFiles:
     """A connection to the log's file, and its side logs, for use by one thread."""
 
@@ -97,11 +106,7 @@ class ChannelFiles:
         """Raise `OperatorError` if this is another log than the one with the identity
         `expected`.
         """
-        if expected not in {None, self.identity}:
-            raise OperatorError(
-                f"the log {self.name} is not the one that this job began to read ({self.identity},"
-                f" expected {expected}): put the right one back, or give the job another archive"
-            )
+        check_identity(self.name, self.identity, expected)
 
     def close(self) -> None:
         """Close the log's file."""
