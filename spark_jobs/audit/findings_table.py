@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from equipoise.channel.core.errors import EquipoiseError
+from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Emitted, Table
 from equipoise.spark_jobs.tables.arrow import emitted_table
@@ -68,7 +69,12 @@ def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
 
 @contextmanager
 def open_findings(archive: Path, *, log: str, url: str) -> Iterator[FindingsTable]:
-    """Open the table of an archive. Raises as `open_writer`."""
+    """Open the table of an archive. From then on `reach_in` knows how far its audit has come.
+
+    Raises as `open_writer` and `Reach.keep`.
+    """
     with open_writer(Place(archive), writer="audit", log=log, url=url) as writer:
         writer.save_state({})
+        if reach_in(archive) is None:
+            Reach(audited=0, end=0).keep(archive)
         yield FindingsTable(archive=archive, log=log, writer=writer)

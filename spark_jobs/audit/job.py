@@ -68,12 +68,12 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made;
     at the end of a log that it could not audit to its end, at least 1.
 
-    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest`,
+    Raise the errors of `channel.log.open_log`, `beginning_at`,
     `check_shared` and `open_findings`, and those of `check_version`, `watching` and `run_stream`.
     """
     check_shared(options.archive, options.master)
     with closing(open_log(options.log_url, create=False)) as log:
-        name, identity = log.name, log.identity
+        name, identity, end = log.name, log.identity, log.end()
     out = FindingsOut(options.log_url)
     # Before Spark's slow start: another process may use the archive.
     with open_findings(options.archive, log=identity, url=options.log_url) as table:
@@ -113,7 +113,8 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
                 run_stream(spark, stream, watch)
             finally:
                 watch.show()
-                reach = _reach(options)
+                reach = last_reach(options, end)
+                reach.keep(options.archive)
                 # A run that failed before its first entry has found out nothing.
                 if watch.rows or not isinstance(sys.exception(), EquipoiseError):
                     watch.note(summary(reach, watch, older))
@@ -122,12 +123,14 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             return watch.findings.total() or int(not reach.is_whole)
 
 
-def _reach(options: AuditOptions) -> Reach:
-    """Return how far the audit has come, and where the log ends now."""
+def last_reach(options: AuditOptions, end: int) -> Reach:
+    """Return how far the audit has come, and where the log ends now: if it does not answer, at
+    `end` at least.
+    """
     kept = reach_in(options.archive) or Reach(audited=0, end=0)
     with suppress(EquipoiseError), closing(open_log(options.log_url, create=False)) as log:
-        kept = replace(kept, end=log.end() + kept.base)
-    return kept
+        end = log.end()
+    return replace(kept, end=max(kept.audited, end + kept.base))
 
 
 def _frame(
@@ -154,8 +157,7 @@ def _frame(
 def taker(
     table: FindingsTable, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
 ) -> Callable[[int, pa.Table], None]:
-    """Return the function that handles each batch: store, print and publish its findings, and
-    sometimes compact small files.
+    """Return the function that handles each batch: store, print and publish its findings.
 
     It prints before it publishes, because publishing may fail. It prints a repeated batch once per
     process.

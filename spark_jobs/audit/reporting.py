@@ -9,6 +9,7 @@ from typing import Final
 
 import orjson
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, command_on
 from equipoise.spark_jobs.sources.beginnings import replacing
@@ -44,9 +45,16 @@ class Reach:
         return f"audited up to {self.audited:,} of {self.end:,}"
 
     def keep(self, archive: Path) -> None:
-        """Write it for readers of the archive. Raises `OSError`."""
-        with replacing(archive / REACH_FILE, part=archive / f".{REACH_FILE}.part") as file:
-            file.write(orjson.dumps(self, option=orjson.OPT_APPEND_NEWLINE))
+        """Write it for readers of the archive. Raises `OperatorError` if that fails."""
+        path = archive / REACH_FILE
+        try:
+            with replacing(path, part=archive / f".{REACH_FILE}.part") as file:
+                file.write(orjson.dumps(self, option=orjson.OPT_APPEND_NEWLINE))
+        except OSError as error:
+            raise OperatorError(
+                f"{path} cannot be written: {error.strerror or error}; fix that, and start again:"
+                " it continues where it stopped"
+            ) from error
 
 
 def reach_in(archive: Path) -> Reach | None:

@@ -21,7 +21,7 @@ from equipoise.channel.core.errors import EquipoiseError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.findings_table import FindingsTable, kept_findings, open_findings
-from equipoise.spark_jobs.audit.reporting import Reach, print_findings, summary, verdict
+from equipoise.spark_jobs.audit.reporting import Reach, print_findings, reach_in, summary, verdict
 from equipoise.spark_jobs.plain.auditor import Auditor
 from equipoise.spark_jobs.plain.reading import AWAY_S_MAX, Batch, Tail
 from equipoise.spark_jobs.plain.state import StateFile
@@ -106,7 +106,10 @@ class _Run:
         self._pending = state.pending()
         self._printed = -1
         self._failed_s: float | None = None
+        self._lost_s: float | None = None
         self._retry_s = 0.0
+        kept = reach_in(options.archive) or Reach(audited=0, end=0)
+        self._end = kept.end - kept.base  # The log's last offset, when it last answered.
         self._batches = 0
         self._committed_s = time.monotonic()
         self._position: dict[str, int] = {}
@@ -136,6 +139,7 @@ class _Run:
         raises.
         """
         watch = self._watch
+        self._reach()
         watch.note(self._start_note())
         watch.note(
             f"findings are printed here, and written to {self._options.archive / Table.FINDINGS},"
@@ -174,16 +178,18 @@ class _Run:
     def _take(self, batch: Batch) -> None:
         began_s = time.monotonic()
         found: list[bytes] = []
-        self._is_whole = False
-        if batch.arrivals:
-            try:
-                found = [each.to_bytes() for each in self._auditor.feed(batch.arrivals)]
-            except PeerError as error:  # The log went away in the midst of a batch.
-                self._watch.note(f"the batch is repeated: {error}")
+        try:
+            if not self._is_whole:  # The batch before could not be repeated yet.
                 self._auditor = self._begun()
                 self._is_whole = True
-                time.sleep(_RETRY_S)
                 return
+            if batch.arrivals:
+                self._is_whole = False
+                found = [each.to_bytes() for each in self._auditor.feed(batch.arrivals)]
+                self._lost_s = None
+        except PeerError as error:  # The log went away in the midst of a batch.
+            self._wait(error)
+            return
         self._position = batch.ends
         if found or time.monotonic() - self._committed_s >= COMMIT_S:
             self._commit(found)
@@ -195,6 +201,14 @@ class _Run:
         else:
             self._watch.idle()
         self._watch.show()
+
+    def _wait(self, error: PeerError) -> None:
+        now_s = time.monotonic()
+        self._lost_s = self._lost_s or now_s
+        if now_s - self._lost_s > AWAY_S_MAX:
+            raise error
+        self._watch.note(f"the batch is repeated: {error}")
+        time.sleep(_RETRY_S)
 
     def _show(self, rows: int, *, took_ms: int) -> None:
         self._batches += 1
@@ -212,9 +226,10 @@ class _Run:
 
     def _reach(self) -> Reach:
         sequence, end = self._auditor.sequence, self._tail.end()
+        self._end = self._end if end is None else end
         audited = sequence.reached(self._position[Source.CHANNEL])
         base = sequence.view.base
-        reach = Reach(audited=audited, end=audited if end is None else end + base, base=base)
+        reach = Reach(audited=audited, end=max(audited, self._end + base), base=base)
         self._watch.reached(audited=reach.audited, end=reach.end)
         return reach
 

@@ -383,7 +383,7 @@ class Report:
     @property
     def is_whole(self) -> bool:
         """Whether the audit has checked all records in the period."""
-        return self.is_audited and (self.reach is None or self.reach.audited >= self.last_offset)
+        return self.is_audited and self.reach is not None and self.reach.audited >= self.last_offset
 
 
 def pause_bar_ms(bar: int) -> tuple[float, float]:

@@ -505,7 +505,7 @@ class Watch:
         self._beside(self._screen.note, line)
 
     def idle(self) -> None:
-        """Record that Spark found nothing new in its sources."""
+        """Record that the job found nothing new in its sources."""
         self._waiting.put(lambda: self._silence.idle(_now_ms()))
 
     def show(self) -> None:

@@ -45,7 +45,7 @@ BUNDLE = "t/n/0x00000000_0x80000000"
 FORGED = '"><script>alert(1)</script>'
 
 EMPTY = Report(archive="ch.db.archive", url="sqlite:ch.db", held=None, period=None)
-QUIET = replace(EMPTY, held=PERIOD, period=PERIOD)
+QUIET = replace(EMPTY, held=PERIOD, period=PERIOD, reach=Reach(audited=0, end=0))
 FULL = replace(
     QUIET,
     broken=(Broken(rule="token_fell", count=2), Broken(rule="of_later", count=1)),
@@ -282,6 +282,10 @@ NOTHING: dict[str, tuple[Report, tuple[str, ...]]] = {
     "audited to its end": (
         replace(QUIET, reach=Reach(audited=2_319, end=3_490), last_offset=2_319),
         ("No findings", "The log was audited up to 2,319 of 3,490."),
+    ),
+    "audited nobody knows how far": (
+        replace(QUIET, reach=None),
+        ("Not known how far audited", "equipoise audit --to-end --log sqlite:ch.db"),
     ),
     "not archived": (
         replace(QUIET, is_archived=False),

@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings
-from equipoise.spark_jobs.audit.job import JOB, taker
-from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, summary
+from equipoise.spark_jobs.audit.job import JOB, last_reach, taker
+from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, reach_in, summary
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.rows import Emitted, Table
-from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import watching
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.writing import FILES_MAX
@@ -119,6 +119,25 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
         taker(table, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
     assert lines == len(said)
+
+
+def test_an_audit_that_has_not_begun_has_audited_nothing(tmp_path: Path) -> None:
+    with open_findings(tmp_path, log=LOG, url=URL):
+        assert Reach(audited=0, end=0) == reach_in(tmp_path)
+    Reach(audited=3, end=9).keep(tmp_path)
+    with open_findings(tmp_path, log=LOG, url=URL):
+        assert Reach(audited=3, end=9) == reach_in(tmp_path)
+
+
+def test_an_audit_says_where_a_log_ended_that_does_not_answer(tmp_path: Path) -> None:
+    options = AuditOptions(log_url=f"sqlite:{tmp_path}/none", archive=tmp_path)
+    Reach(audited=3, end=3, base=2).keep(tmp_path)
+    assert Reach(audited=3, end=9, base=2) == last_reach(options, 7)
+
+
+def test_how_far_an_audit_came_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"audited.json cannot be written: .*; fix that"):
+        Reach(audited=3, end=9).keep(tmp_path / "none")
 
 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import orjson
 import pytest
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import LogUnavailable, OperatorError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
@@ -30,6 +30,7 @@ from equipoise.spark_jobs.plain.state import StateFile
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Table
+from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
@@ -241,6 +242,57 @@ def test_a_batch_that_is_cut_by_a_second_interrupt_is_read_again(
             stage.audit()
     assert 2 == stage.audit()
     assert stage.injected == stage.found == stage.published
+
+
+def test_a_log_that_does_not_answer_has_not_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, answers = reading.Tail.end, iter([True])
+
+    def interrupt(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        reading.Tail, "end", lambda tail: end(tail) if next(answers, False) else None
+    )
+    with pytest.raises(KeyboardInterrupt):
+        stage.audit(heard=interrupt)
+    assert Reach(audited=300, end=stage.injected[-1]) == reach_in(stage.options.archive)
+
+
+def test_a_batch_is_repeated_until_the_log_is_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, begin = Auditor.feed, beginning_at
+    away = LogUnavailable(log="log", problem="it is away", in_doubt=False)
+    feeds, begins = iter([True]), iter([False, True, True])
+
+    def half_fed(auditor: Auditor, batch: Sequence[Arrival]) -> list[Finding]:
+        if next(feeds, False):
+            feed(auditor, batch[: len(batch) // 2])
+            raise away
+        return feed(auditor, batch)
+
+    def begun(url: str) -> Beginning:
+        if next(begins, False):
+            raise away
+        return begin(url)
+
+    monkeypatch.setattr(Auditor, "feed", half_fed)
+    monkeypatch.setattr(f"{plain_audit.__name__}.beginning_at", begun)
+    assert 2 == stage.audit()
+    assert stage.injected == stage.found
+    assert 3 == sum("the batch is repeated" in note for note in stage.notes)
+
+
+def test_a_batch_is_not_repeated_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_auditor: Auditor, _batch: Sequence[Arrival]) -> list[Finding]:
+        raise LogUnavailable(log="log", problem="it is away", in_doubt=False)
+
+    monkeypatch.setattr(Auditor, "feed", refused)
+    monkeypatch.setattr(plain_audit, "AWAY_S_MAX", 0)
+    with pytest.raises(LogUnavailable):
+        stage.audit()
 
 
 def test_a_second_process_is_refused(stage: Stage) -> None:
