@@ -32,12 +32,13 @@ class Role(enum.Enum):
     BROKER = "broker"
     """`equipoise broker`, and a worker in a program."""
     OPERATOR = "operator"
-    """Every command of `equipoise` with `--log`, and `equipoise spark archive --hold`."""
+    """Every command of `equipoise` with `--log`, and `equipoise archive --hold`, also with
+    Spark."""
     READER = "reader"
-    """The commands that only read, such as `equipoise channel tail`, `equipoise spark archive` and
-    `equipoise report`."""
+    """The commands that only read, such as `equipoise channel tail`, `equipoise archive` (also with
+    Spark) and `equipoise report`."""
     AUDIT = "audit"
-    """A reader that publishes what it finds: `equipoise spark audit`."""
+    """A reader that publishes what it finds: `equipoise audit`, also with Spark."""
     LOAD_WORKER = "load-worker"
 
 

@@ -8,7 +8,6 @@ Operators keyed by bundle, broker and namespace check them on all cores
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
+from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import (
     FindingsTable,
     kept_findings,
@@ -30,10 +29,10 @@ from equipoise.spark_jobs.audit.findings_table import (
 from equipoise.spark_jobs.audit.keyed_operator import findings_of
 from equipoise.spark_jobs.audit.reporting import (
     Reach,
+    note_beginning,
+    note_end,
     print_findings,
     reach_in,
-    summary,
-    verdict,
 )
 from equipoise.spark_jobs.rules.checkers import CHANNEL_RULES
 from equipoise.spark_jobs.rules.rule import parse_finding
@@ -96,10 +95,13 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             beginning = kept_beginning(checkpoint, lambda: beginning_at(options.log_url))
             # py4j frees Java objects at any time, and loses a Ctrl-C during that.
             with delayed_interrupts():
-                watch.note(_start_note(name, beginning, is_new=is_new))
-                watch.note(
-                    f"findings are printed here, and written to {options.archive / Table.FINDINGS},"
-                    f" and {FINDINGS.name} {out.place}"
+                note_beginning(
+                    watch,
+                    name,
+                    beginning.positions[Source.CHANNEL] if is_new else None,
+                    is_first=beginning.snapshot is None,
+                    out=out,
+                    archive=options.archive,
                 )
                 older = kept_findings(options.archive, watch.note)
                 stream = Stream(
@@ -115,11 +117,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
                 watch.show()
                 reach = last_reach(options, end)
                 reach.keep(options.archive)
-                # A run that failed before its first entry has found out nothing.
-                if watch.rows or not isinstance(sys.exception(), EquipoiseError):
-                    watch.note(summary(reach, watch, older))
-                    if options.as_json:
-                        watch.say(verdict(reach, watch))
+                note_end(watch, reach, older, as_json=options.as_json)
             return watch.findings.total() or int(not reach.is_whole)
 
 
@@ -181,15 +179,3 @@ def taker(
             watch.reached(audited=reach.audited, end=reach.end)
 
     return take
-
-
-def _start_note(log: str, beginning: Beginning, *, is_new: bool) -> str:
-    if not is_new:
-        return f"auditing {log}, continued from the last run"
-    position = beginning.positions[Source.CHANNEL]
-    where = (
-        "from its first record"
-        if beginning.snapshot is None
-        else f"from offset {position}, the first after its snapshot"
-    )
-    return f"auditing {log} {where}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Final
 
 import orjson
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, command_on
+from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sources.beginnings import replacing
 from equipoise.spark_jobs.streams.progress import Watch
 
@@ -94,6 +97,35 @@ def lines(finding: Finding, *, log: str) -> Iterator[str]:
         f" {finding.text}"
     )
     yield f"  {command_on(log, finding.command)}"
+
+
+def note_beginning(
+    watch: Watch, log: str, position: int | None, *, is_first: bool, out: FindingsOut, archive: Path
+) -> None:
+    """Note where a run begins: at the offset `position`, with the log's first record (`is_first`)
+    or after a snapshot; None if it continues. Note where its findings go.
+    """
+    if position is None:
+        where = ", continued from the last run"
+    elif is_first:
+        where = " from its first record"
+    else:
+        where = f" from offset {position}, the first after its snapshot"
+    watch.note(f"auditing {log}{where}")
+    watch.note(
+        f"findings are printed here, and written to {archive / Table.FINDINGS},"
+        f" and {FINDINGS.name} {out.place}"
+    )
+
+
+def note_end(watch: Watch, reach: Reach, older: int, *, as_json: bool) -> None:
+    """Print the last line of a run. A run that failed before its first entry has found out
+    nothing.
+    """
+    if watch.rows or not isinstance(sys.exception(), EquipoiseError):
+        watch.note(summary(reach, watch, older))
+        if as_json:
+            watch.say(verdict(reach, watch))
 
 
 def summary(reach: Reach, watch: Watch, older: int) -> str:

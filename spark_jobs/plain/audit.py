@@ -10,24 +10,29 @@ and the log of findings recognise what they have already.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Final
 
-from equipoise.channel.core.errors import EquipoiseError, PeerError
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
+from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import FindingsTable, kept_findings, open_findings
-from equipoise.spark_jobs.audit.reporting import Reach, print_findings, reach_in, summary, verdict
+from equipoise.spark_jobs.audit.reporting import (
+    Reach,
+    note_beginning,
+    note_end,
+    print_findings,
+    reach_in,
+)
 from equipoise.spark_jobs.plain.auditor import Auditor
 from equipoise.spark_jobs.plain.reading import AWAY_S_MAX, Batch, Tail
 from equipoise.spark_jobs.plain.state import StateFile
 from equipoise.spark_jobs.rules.checkers import CHANNEL_RULES
 from equipoise.spark_jobs.rules.rule import parse_finding
-from equipoise.spark_jobs.sequence.rows import Source, Table
+from equipoise.spark_jobs.sequence.rows import Source
 from equipoise.spark_jobs.sources.beginnings import beginning_at
 from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
@@ -140,10 +145,13 @@ class _Run:
         """
         watch = self._watch
         self._reach()
-        watch.note(self._start_note())
-        watch.note(
-            f"findings are printed here, and written to {self._options.archive / Table.FINDINGS},"
-            f" and {FINDINGS.name} {self._out.place}"
+        note_beginning(
+            watch,
+            self._log,
+            None if self._state.positions else self._position[Source.CHANNEL],
+            is_first=not self._auditor.sequence.begin,
+            out=self._out,
+            archive=self._options.archive,
         )
         try:
             while (batch := self._tail.after(self._position)) is not None:
@@ -160,20 +168,8 @@ class _Run:
         finally:
             watch.show()
             reach = self._reach()
-            # A run that failed before its first entry has found out nothing.
-            if watch.rows or not isinstance(sys.exception(), EquipoiseError):
-                watch.note(summary(reach, watch, self._older))
-                if self._options.as_json:
-                    watch.say(verdict(reach, watch))
+            note_end(watch, reach, self._older, as_json=self._options.as_json)
         return watch.findings.total() or int(not reach.is_whole)
-
-    def _start_note(self) -> str:
-        if self._state.positions:
-            return f"auditing {self._log}, continued from the last run"
-        position = self._position[Source.CHANNEL]
-        if not self._auditor.sequence.begin:
-            return f"auditing {self._log} from its first record"
-        return f"auditing {self._log} from offset {position}, the first after its snapshot"
 
     def _take(self, batch: Batch) -> None:
         began_s = time.monotonic()

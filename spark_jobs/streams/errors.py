@@ -20,22 +20,11 @@ class ArchiveDamaged(OperatorError):
         )
 
 
-class ArchiveFileGone(ArchiveDamaged):
-    """A file is missing. If its small files are being compacted, list again to find the
-    replacement.
-    """
-
-    def __init__(self, *, archive: str, file: str) -> None:
-        """`file` is the missing one."""
-        self.file = file
-        super().__init__(archive=archive, problem=f"its file {file} no longer exists")
-
-
 class ArchiveInUse(OperatorError):
-    """Another process writes the same tables of the archive, or compacts its small files."""
+    """Another process writes the same tables of the archive."""
 
     def __init__(self, *, archive: str, who: str) -> None:
-        """`who` holds the lock: `archive`, `audit` or `compact`."""
+        """`who` holds the lock: `archive` or `audit`."""
         self.archive = archive
         self.who = who
         super().__init__(
