@@ -133,6 +133,13 @@ class Archiving:
         self.write()
         self._save()
 
+    def begin_again(self, source: Source) -> None:
+        """Take the entries of a side log that was made anew, from its first position on. Raises as
+        `take`.
+        """
+        self.write()
+        self.writer.begin_again(source)
+
     def _save(self) -> None:
         self.writer.save_state(self.state)
         self._fed, self._saved_s = 0, time.monotonic()
@@ -146,7 +153,8 @@ class Archiving:
             raise ArchiveDamaged(
                 archive=place.text, problem=f"its saved state cannot be used: {error}"
             ) from error
-        end, saved = self.writer.position(Table.RECORDS), self._sequence.view.offset
+        end = self.writer.position(Table.RECORDS)
+        saved = self._sequence.position - 1 + self._sequence.view.base
         if end == 0:
             return
         if saved >= end:

@@ -112,7 +112,11 @@ class _Run:
         if self._error is not None:
             self._wait(self._error)
             return True
-        if not batch.arrivals:
+        positions = self._archiving.positions
+        made_anew = [
+            source for source in SOURCES if batch.ends.get(source, 0) < positions.get(source, 0)
+        ]
+        if not batch.arrivals and not made_anew:
             self._archiving.positions = dict(batch.ends)
             self._watch.idle()
             self._watch.show()
@@ -122,6 +126,8 @@ class _Run:
         behind = 0 if end is None else max(0, end + 1 - batch.ends[Source.CHANNEL])
         self._is_whole = False
         try:
+            for source in made_anew:
+                self._archiving.begin_again(source)
             rows = self._archiving.take(batch.arrivals)
             if not behind:
                 self._archiving.write()

@@ -208,8 +208,9 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """The physical offset of the next entry to feed."""
-        return max(self._folding.seen, self.view.offset - self.view.base) + 1
+        """The physical offset of the next entry to feed. After a gap the view may be ahead."""
+        seen = self._folding.seen
+        return (seen if seen >= FIRST_OFFSET else self.view.offset - self.view.base) + 1
 
     def reached(self, position: int) -> int:
         """Return the last offset that was looked at, if all entries below the physical `position`

@@ -89,12 +89,22 @@ class Writer:
         self._tables: dict[str, DeltaTable] = {}
         self._new_files: dict[str, int] = defaultdict(int)
         self._lasting: list[DataFile] | None = None
+        self._begun_again: set[Table] = set()
 
     def position(self, table: Table) -> int:
         """Return the position of its source at which `table` continues: 0 in a new table."""
+        if table in self._begun_again:
+            return 0
         found = self._tables.get(table)
         version = None if found is None else found.transaction_version(SCHEMAS[table].source)
         return version or 0
+
+    def begin_again(self, source: Source) -> None:
+        """Take rows of `source` from position 0 on, after it was made anew. The next commit of its
+        tables lowers their position.
+        """
+        tables = WRITTEN_BY[self.writer]
+        self._begun_again.update(each for each in tables if SCHEMAS[each].source is source)
 
     def write(self, rows: pa.Table) -> None:
         """Write rows (`spark_jobs.tables.arrow.EMITTED`) that are not there yet.
@@ -106,7 +116,9 @@ class Writer:
         reached: dict[Source, int] = {}
         parts = dict(by_table(rows, base=self.base)) if rows.num_rows else {}
         sources = {table.value: schema.source for table, schema in SCHEMAS.items()}
-        last = rows.group_by("table").aggregate([("offset", "max")])
+        # Intervals that last have the view's offset, which may be ahead after a gap.
+        past = rows.filter(pc.not_equal(rows["ordinal"], LASTING))
+        last = past.group_by("table").aggregate([("offset", "max")])
         for table, offset in zip(
             *(last[name].to_pylist() for name in last.column_names), strict=True
         ):
@@ -119,7 +131,7 @@ class Writer:
                 self._append(
                     schema.table,
                     part,
-                    reached[schema.source],
+                    reached.get(schema.source),
                     replaces=replaces and schema.table is Table.INTERVALS,
                 )
 
@@ -168,6 +180,7 @@ class Writer:
             self._commit(
                 name, added, removed, None if position is None else Transaction(source, position)
             )
+            self._begun_again.discard(table)
             if replaces:
                 self._lasting = [file for file in added if file.day is None]
             self._new_files[name] += len(added)
@@ -355,6 +368,7 @@ class Writer:
     def open_tables(self) -> None:
         """Open the tables that are there, also after a commit in doubt. Raises as `open_writer`."""
         self._lasting = None
+        self._begun_again.clear()
         for name in (STATE_NAME[self.writer], *map(str, WRITTEN_BY[self.writer])):
             self.place.mend(name)
             found = self.place.opened(name)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restoration
+from equipoise.compaction.retention import Retention
 from equipoise.spark_jobs.archive.archiving import Archiving
 from equipoise.spark_jobs.audit.findings_table import rows_of as findings_of
 from equipoise.spark_jobs.plain import reading
@@ -25,6 +27,7 @@ from equipoise.spark_jobs.plain.reading import open_reading
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.streams import losses
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.tables import writing
@@ -274,6 +277,33 @@ def test_offsets_that_were_truncated_before_they_were_archived_are_named(tmp_pat
         assert len(stream.view.bundles) == sum(
             offset >= start for offset in bundles["log_offset"].to_pylist()
         )
+
+
+def test_a_stop_soon_after_a_gap_skips_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a history snapshot the folding continues at a snapshot above the log's start."""
+    monkeypatch.setattr(losses, "beginning", restoration)
+    url, place = f"sqlite:{tmp_path}/log.db", tmp_path / "archive"
+    with closing(open_log(url)) as log:
+        stream = WrittenStream(log, bundles=8, brokers=3)
+        stream.go_on(50)
+        archive(url, place)
+        first = log.end() + 1
+        stream.go_on(200)
+        start = compacted(log, retain=Retention(unit="offsets", amount=100)).start
+        stream.go_on(10)
+        end = log.end()
+    with (
+        closing(open_reading(url)) as reads,
+        writer_of(place, log=reads.log.identity) as writer,
+    ):
+        archiving = Archiving(writer, url)
+        archiving.take(reads.batch(archiving.positions).arrivals[:1])
+        archiving.save()
+    archive(url, place)
+    found = [row["log_offset"] for row in rows_of(place)[Table.RECORDS]]
+    assert [*range(1, first), *range(start, end + 1)] == found
 
 
 def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:

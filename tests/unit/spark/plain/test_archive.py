@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from equipoise.brokers.decision_log import DECISIONS
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.core.side_log import Document
+from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.spark_jobs.plain import archive as plain
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
@@ -77,3 +79,18 @@ def test_a_second_interrupt_in_the_midst_of_a_batch_loses_no_row(
             run(url, tmp_path / "archive")
     run(url, tmp_path / "archive")
     assert rows_of(tmp_path / "undisturbed") == rows_of(tmp_path / "archive")
+
+
+def test_a_side_log_that_is_made_anew_is_archived_from_its_beginning(
+    url: str, tmp_path: Path
+) -> None:
+    """Its positions begin again. Each document is archived once, over restarts, too."""
+    place = tmp_path / "archive"
+    for documents in (3, 2, 1):
+        if documents == 2:
+            for file in tmp_path.glob("*.observations*"):
+                file.unlink()
+        with closing(open_side_log(url, DECISIONS)) as decisions:
+            decisions.append([Document("x", b"{}")] * documents)
+        run(url, place)
+    assert 3 + 2 + 1 == len(Tables(place).table(Table.DECISIONS))
