@@ -85,7 +85,12 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
                     take=taker(archiving, hold, watch),
                 )
             try:
-                run_stream(spark, stream, watch)
+                try:
+                    run_stream(spark, stream, watch)
+                except KeyboardInterrupt:
+                    save(archiving, url)
+                    raise
+                save(archiving, url)
                 if hold is not None:
                     hold.archived(archiving.reached, at_once=True)
             finally:
@@ -94,6 +99,14 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
                 watch.show()
                 watch.note(summary(watch.rows, archiving))
     return 0
+
+
+def save(begun: Archiving, url: str) -> None:
+    """Save the state as of the last row, so that the next run folds nothing again. The workers have
+    the state, so fold what was written since `begun`. Raises as `Archiving`.
+    """
+    if begun.reached >= 0:
+        Archiving(begun.writer, url).save()
 
 
 def taker(archiving: Archiving, hold: Hold | None, watch: Watch) -> Callable[[int, pa.Table], None]:
