@@ -83,7 +83,7 @@ def test_an_audit_reports_findings_everywhere_and_continues(
             orjson.loads(document)["offsets"][-1]
             for document in kept(tmp_path / "log.observations")[1:]
         ]
-    assert [first, second] == [row["offset"] for row in findings(archive)]
+    assert [first, second] == [row["log_offset"] for row in findings(archive)]
 
 
 def kept(path: Path) -> list[str]:
@@ -110,7 +110,7 @@ def test_an_audit_of_a_topic_publishes_findings_on_another(
     )
     [(_, key, value)] = read_all(kafka.address, f"{topic}-findings")
     assert (b"log:", [injected]) == (key, orjson.loads(value or b"")["offsets"])
-    assert [injected] == [row["offset"] for row in findings(tmp_path / "archive")]
+    assert [injected] == [row["log_offset"] for row in findings(tmp_path / "archive")]
 
 
 @pytest.mark.repeats
@@ -152,7 +152,7 @@ def test_an_archive_of_another_process_or_log_is_refused(
 def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
     write_log(url, records=100)
-    checkpoint = archive / ".checkpoints" / "audit" / "g0001"
+    checkpoint = archive / ".checkpoints" / "audit"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text("{}", encoding="ascii")
     (checkpoint / "state-version").write_text("0", encoding="ascii")

@@ -61,7 +61,7 @@ def test_an_archive_in_order_and_one_that_is_not(spark: SparkSession, archive: P
     found, printed = verify(VerifyOptions(archive=archive, as_json=True))
     result = orjson.loads(printed[0])
     assert [1, False, SEGMENTS] == [found, result["in_order"], result["segments"]]
-    assert [changed[1]["offset"], "verdict"] == [
+    assert [changed[1]["log_offset"], "verdict"] == [
         result["differences"][0]["last"],
         result["differences"][0]["kind"],
     ]
