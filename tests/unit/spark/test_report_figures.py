@@ -308,8 +308,9 @@ def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
 
 def test_a_page_of_a_part(archive: Path, tmp_path: Path) -> None:
     """The job writes the page and its pictures, and prints the figures as JSON."""
-    out, printed = tmp_path / "page.html", list[str]()
-    options = ReportOptions(out=out, archive=archive, from_ms=at(12), to_ms=at(15), as_json=True)
+    path, out, printed = tmp_path / "archive", tmp_path / "page.html", list[str]()
+    Reach(audited=LAST, end=LAST).keep(copytree(archive, path))
+    options = ReportOptions(out=out, archive=path, from_ms=at(12), to_ms=at(15), as_json=True)
     assert 0 == run_report(options, Screen(result=printed.append, note=list[str]().append))
     about = orjson.loads(printed[0])
     assert [3, 0, 0, 1, 200] == [
