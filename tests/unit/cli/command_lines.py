@@ -196,7 +196,10 @@ _LINES: Final[Mapping[str, str]] = {
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"
     ),
-    "archive": ("--log {log} --archive {folder}/archive --to-end --hold main --metrics-port 0"),
+    "archive": (
+        "--log {log} --archive {folder}/archive --to-end --hold main --metrics-port 0"
+        " --stop-on-eof --json"
+    ),
     "spark archive": (
         "--log {log} --archive {folder}/archive --to-end --hold main --master local[1]"
         " --metrics-port 0 --stop-on-eof --json"
