@@ -197,10 +197,10 @@ def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Em
     )
 
 
-def _emitted(fact: Fact) -> Emitted:
-    ordinal = FACT_ORDINALS[Source(fact.source)]
+def fact_row(fact: Fact, ordinal: int) -> Emitted:
+    """Return the row of a fact. `ordinal` distinguishes the facts of one offset."""
     return Emitted(
-        Table.FACTS,
+        Table.FACTS.value,
         fact.subject,
         fact.offset,
         ordinal,
@@ -210,3 +210,7 @@ def _emitted(fact: Fact) -> Emitted:
         None,
         fact_bytes(fact),
     )
+
+
+def _emitted(fact: Fact) -> Emitted:
+    return fact_row(fact, FACT_ORDINALS[Source(fact.source)])

@@ -52,7 +52,7 @@ from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.folding import Folding, Lost, ViewRows, view_from
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
+from equipoise.spark_jobs.sequence.notes import Now, fact_row, rows_of_note
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.snapshots import packed
 from equipoise.spark_jobs.sequence.subjects import (
@@ -142,7 +142,6 @@ verification has many parts."""
 _CHANNEL: Final = Source.CHANNEL.value
 _RECORDS: Final = Table.RECORDS.value
 _SNAPSHOTS: Final = Table.SNAPSHOTS.value
-_FACTS: Final = Table.FACTS.value
 _HISTORIES: Final = frozenset(
     {Table.TRANSITIONS, Table.INTERVALS, Table.MOVES, Table.BROKER_EVENTS}
 )
@@ -177,7 +176,7 @@ class Sequence:
         self._wants = wants
         self._wants_records, self._wants_snapshots = _RECORDS in wants, _SNAPSHOTS in wants
         self._membership = (
-            Membership(in_flight_max_ms=in_flight_max_ms) if _FACTS in wants else None
+            Membership(in_flight_max_ms=in_flight_max_ms) if Table.FACTS in wants else None
         )
         self._histories = Histories() if wants & _HISTORIES else None
         self._parts = tuple(
@@ -391,17 +390,7 @@ class Sequence:
             rows += self._gaps(offset, events)
         if self._membership is not None:
             rows += (
-                Emitted(
-                    _FACTS,
-                    fact.subject,
-                    fact.offset,
-                    ordinal,
-                    fact.at_ms,
-                    None,
-                    None,
-                    None,
-                    fact_bytes(fact),
-                )
+                fact_row(fact, ordinal)
                 for ordinal, fact in enumerate(self._facts(folded, offset, value, events, raw))
             )
         if folded is None:
