@@ -384,6 +384,7 @@ class Carried:
     * `costs` and `noise`: see `brokers.load.sampling`.
     * `declared`: see `shedder.loads.Load`.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
+      What a service declares covers no period.
     """
 
     names: tuple[str, ...] = ()
@@ -508,7 +509,7 @@ class BundleAverages:
           once. The second load replaces it: the first covers only part of a period.
         * Counts (topics, consumers, producers) and memory are not averaged.
         """
-        names, idle = tuple(names), BundleLoad()
+        names, before, idle = tuple(names), self._names, BundleLoad()
         present = [loads.get(name, idle) for name in names]
         estimates = costs_of(present, coefficients)
         self._declare(names, present, estimates, rates=rates, elapsed_ms=elapsed_ms)
@@ -520,9 +521,8 @@ class BundleAverages:
                 self._before(names, columns.rates), columns.rates, strict=True
             )
         ]
-        self._newcomers = (
-            frozenset() if self._names == names else frozenset(names).difference(self._names)
-        )
+        counted = (name for name, load in zip(names, present, strict=True) if not load.unit)
+        self._newcomers = frozenset() if names == before else frozenset(counted).difference(before)
         self._names, self._columns = names, updated
         costs, noise = self._forecasts.update(
             names,

@@ -385,6 +385,22 @@ def test_declared_costs_count_in_cores_and_are_reported_by_namespace() -> None:
     assert NAMES[0] == carried.busiest(1)[0].bundle
 
 
+def test_a_declared_cost_is_reported_at_once() -> None:
+    """What was counted does not cover the first period of a bundle. What a service declares does
+    not depend on a period, and a program must not be filled beyond its capacity until it does.
+    """
+    loads = {
+        NAMES[0]: BundleLoad(cost=30, unit="seats"),
+        NAMES[2]: BundleLoad(calls_per_second=2_000),
+    }
+    carried = BundleAverages().update(
+        NAMES[::2], loads, rates={"seats": 0.02}, elapsed_ms=10_000, cost_window_ms=WINDOW_MS
+    )
+    (reported,) = carried.busiest(None)
+    assert NAMES[0] == reported.bundle
+    assert pytest.approx(0.6, rel=1e-3) == reported.cost
+
+
 def test_declared_costs_are_averaged_and_forgotten() -> None:
     """The exchange of a unit must not jump. Another unit starts anew."""
     averages = BundleAverages()
