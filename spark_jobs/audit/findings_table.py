@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,48 +11,16 @@ import pyarrow as pa
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.rows import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Table, finding_row
 from equipoise.spark_jobs.tables.arrow import emitted_table
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.writing import Writer, open_writer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingsTable:
-    """The table in the folder `archive`, for its one writer. `log` is the log's identity."""
-
-    archive: Path
-    log: str
-    writer: Writer
-
-    def append(self, found: Sequence[Finding]) -> None:
-        """Append findings that are not there yet. Raises what `Writer.add_findings` raises."""
-        self.write(rows_of(found))
-
-    def write(self, rows: pa.Table) -> None:
-        """Append rows (`spark_jobs.tables.arrow.EMITTED`) as `append` does."""
-        self.writer.add_findings(rows)
-
-
-def rows_of(found: Sequence[Finding]) -> pa.Table:
+def rows_of(found: Iterable[Finding]) -> pa.Table:
     """Return findings as rows (`spark_jobs.tables.arrow.EMITTED`)."""
-    return emitted_table(
-        [
-            Emitted(
-                Table.FINDINGS,
-                each.subject,
-                each.offsets[-1],
-                each.ordinal,
-                each.at_ms,
-                each.rule,
-                each.publisher,
-                None,
-                each.to_bytes(),
-            )
-            for each in found
-        ]
-    )
+    return emitted_table([finding_row(each) for each in found])
 
 
 def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
@@ -68,7 +35,7 @@ def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
 
 
 @contextmanager
-def open_findings(archive: Path, *, log: str, url: str) -> Iterator[FindingsTable]:
+def open_findings(archive: Path, *, log: str, url: str) -> Iterator[Writer]:
     """Open the table of an archive. From then on `reach_in` knows how far its audit has come.
 
     Raises as `open_writer` and `Reach.keep`.
@@ -77,4 +44,4 @@ def open_findings(archive: Path, *, log: str, url: str) -> Iterator[FindingsTabl
         writer.save_state({})
         if reach_in(archive) is None:
             Reach(audited=0, end=0).keep(archive)
-        yield FindingsTable(archive=archive, log=log, writer=writer)
+        yield writer

@@ -22,7 +22,6 @@ from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import (
-    FindingsTable,
     kept_findings,
     open_findings,
 )
@@ -45,6 +44,7 @@ from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import check_shared, spark_session
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
+from equipoise.spark_jobs.tables.writing import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
         name, identity, end = log.name, log.identity, log.end()
     out = FindingsOut(options.log_url)
     # Before Spark's slow start: another process may use the archive.
-    with open_findings(options.archive, log=identity, url=options.log_url) as table:
+    with open_findings(options.archive, log=identity, url=options.log_url) as writer:
         checkpoint = options.archive / CHECKPOINTS / JOB
         is_new = not any((checkpoint / name).exists() for name in _SIGNS)
         check_version(JOB, checkpoint, STATE_VERSION)
@@ -109,7 +109,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
                     checkpoint=checkpoint,
                     to_end=options.to_end,
                     frame=lambda: _frame(spark, options, beginning, identity),
-                    take=taker(table, out, watch, log=name, as_json=options.as_json),
+                    take=taker(options, writer, out, watch, log=name),
                 )
             try:
                 run_stream(spark, stream, watch)
@@ -153,7 +153,7 @@ def _frame(
 
 
 def taker(
-    table: FindingsTable, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
+    options: AuditOptions, writer: Writer, out: FindingsOut, watch: Watch, *, log: str
 ) -> Callable[[int, pa.Table], None]:
     """Return the function that handles each batch: store, print and publish its findings.
 
@@ -168,14 +168,14 @@ def taker(
         reached, rows = rows.filter(is_reach), rows.filter(pc.invert(is_reach))
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
         found = [parse_finding(body) for body in rows["body"].to_pylist()]
-        table.write(rows)
+        writer.add_findings(rows)
         if number > printed_last:
             printed_last = number
-            print_findings(found, watch, archive=table.archive, log=log, as_json=as_json)
+            print_findings(found, watch, archive=options.archive, log=log, as_json=options.as_json)
         out.put(found)
         for body in reached["body"].to_pylist():
             reach = Reach(**orjson.loads(body))
-            reach.keep(table.archive)
+            reach.keep(options.archive)
             watch.reached(audited=reach.audited, end=reach.end)
 
     return take

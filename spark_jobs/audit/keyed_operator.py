@@ -26,11 +26,13 @@ from pyspark.sql.streaming.stateful_processor import (
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Source, Table
+from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Source, Table, finding_row
 
 LATENESS: Final = "1 second"
 """Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero
 well."""
+
+_COLUMNS: Final = [column.split()[0] for column in EMITTED_DDL.split(", ")]
 
 
 class Value(Protocol):
@@ -140,20 +142,9 @@ class KeyedProcessor(StatefulProcessor):
 
 def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
     """Yield one frame with the rows of all findings, if there are any."""
-    if not findings:
-        return
-    bodies = [finding.to_bytes() for finding in findings]
-    yield pd.DataFrame({
-        "table": [Table.FINDINGS.value] * len(findings),
-        "subject": [finding.subject for finding in findings],
-        "offset": [finding.offsets[-1] for finding in findings],
-        "ordinal": [finding.ordinal for finding in findings],
-        "at": pd.to_datetime([finding.at_ms for finding in findings], unit="ms"),
-        "kind": [finding.rule for finding in findings],
-        "publisher": [finding.publisher for finding in findings],
-        "verdict": [None] * len(findings),
-        "body": bodies,
-    })  # fmt: skip
+    if findings:
+        frame = pd.DataFrame(map(finding_row, findings))
+        yield frame.assign(at=pd.to_datetime(frame["at_ms"], unit="ms"))[_COLUMNS]
 
 
 def findings_of(facts: DataFrame) -> DataFrame:

@@ -19,7 +19,7 @@ from typing import Final
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
-from equipoise.spark_jobs.audit.findings_table import FindingsTable, kept_findings, open_findings
+from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings, rows_of
 from equipoise.spark_jobs.audit.reporting import (
     Reach,
     note_beginning,
@@ -39,6 +39,7 @@ from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.losses import lost
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import BatchDone, LookedAt, Watch, watching
+from equipoise.spark_jobs.tables.writing import Writer
 
 JOB: Final = "audit"
 
@@ -64,7 +65,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     with closing(open_log(url, create=False)) as log:
         name, identity = log.name, log.identity
     with (
-        open_findings(options.archive, log=identity, url=url) as table,
+        open_findings(options.archive, log=identity, url=url) as writer,
         closing(
             StateFile(
                 options.archive / STATE_FILE,
@@ -82,7 +83,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             rules=CHANNEL_RULES,
         ) as watch,
     ):
-        run = _Run(options, log=name, state=state, tail=tail, table=table, watch=watch)
+        run = _Run(options, log=name, state=state, tail=tail, writer=writer, watch=watch)
         with delayed_interrupts() as check:
             return run.to_its_end(check)
 
@@ -97,14 +98,14 @@ class _Run:
         log: str,
         state: StateFile,
         tail: Tail,
-        table: FindingsTable,
+        writer: Writer,
         watch: Watch,
     ) -> None:
         self._options = options
         self._log = log
         self._state = state
         self._tail = tail
-        self._table = table
+        self._writer = writer
         self._watch = watch
         self._out = FindingsOut(options.log_url)
         self._older = kept_findings(options.archive, watch.note)
@@ -129,7 +130,7 @@ class _Run:
         auditor = Auditor(
             begin=None if beginning is None else beginning.snapshot,
             lost=partial(lost, self._options.log_url),
-            log=self._table.log,
+            log=self._writer.log,
             in_flight_max_ms=1_000 * self._options.in_flight_max_s,
         )
         if beginning is None:
@@ -270,5 +271,5 @@ class _Run:
                 log=self._log,
                 as_json=self._options.as_json,
             )
-        self._table.append(found)
+        self._writer.add_findings(rows_of(found))
         self._out.put(found)

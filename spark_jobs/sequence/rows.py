@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from equipoise.spark_jobs.rules.rule import Finding
+
 
 class Source(StrEnum):
     """Where an arrival comes from. `CHANNEL` is the log; all others are notes, and no verdict
@@ -96,6 +98,21 @@ class Emitted(NamedTuple):
     publisher: str | None
     verdict: str | None
     body: bytes | None
+
+
+def finding_row(finding: Finding) -> Emitted:
+    """Return the row of a finding, at its last offset."""
+    return Emitted(
+        table=Table.FINDINGS.value,
+        subject=finding.subject,
+        offset=finding.offsets[-1],
+        ordinal=finding.ordinal,
+        at_ms=finding.at_ms,
+        kind=finding.rule,
+        publisher=finding.publisher,
+        verdict=None,
+        body=finding.to_bytes(),
+    )
 
 
 EMITTED_DDL: Final = (

@@ -68,14 +68,18 @@ def rows(offset: int = 3) -> pa.Table:
     )
 
 
+def options_of(archive: Path, *, as_json: bool = False) -> AuditOptions:
+    return AuditOptions(log_url=URL, archive=archive, as_json=as_json)
+
+
 def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> None:
     said: list[str] = []
     out = Away(refusals=2)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as table,
+        open_findings(tmp_path, log=LOG, url=URL) as writer,
         watching(JOB, Screen(result=said.append, note=lambda _line: None), rules=RULES) as watch,
     ):
-        take = taker(table, out, watch, log=URL, as_json=False)
+        take = taker(options_of(tmp_path), writer, out, watch, log=URL)
         for _ in range(2):
             with pytest.raises(PeerError, match="it is read-only"):
                 take(0, rows())
@@ -96,10 +100,16 @@ def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as table,
+        open_findings(tmp_path, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
-        taker(table, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
+        taker(
+            options_of(tmp_path, as_json=True),
+            writer,
+            Away(refusals=0),
+            watch,
+            log="sqlite:my channel.db",
+        )(0, rows())
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
@@ -113,11 +123,13 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as table,
+        open_findings(tmp_path, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
-        taker(table, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
+        taker(options_of(tmp_path, as_json=as_json), writer, Away(refusals=0), watch, log=URL)(
+            0, many
+        )
     assert lines == len(said)
 
 
@@ -143,10 +155,10 @@ def test_how_far_an_audit_came_that_cannot_be_written_says_what_to_do(tmp_path: 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as table,
+        open_findings(tmp_path, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
-        take = taker(table, Away(refusals=0), watch, log=URL, as_json=False)
+        take = taker(options_of(tmp_path), writer, Away(refusals=0), watch, log=URL)
         for number in range(FILES_MAX + 1):
             take(number, rows(number))
     archive = Tables(tmp_path)
@@ -158,14 +170,14 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as table,
+        open_findings(tmp_path, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         assert (0, "audited nothing of 9 offsets: no findings in 0 entries") == (
             kept_findings(tmp_path, notes.append),
             summary(Reach(audited=0, end=9), watch, 0),
         )
-        taker(table, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
+        taker(options_of(tmp_path), writer, Away(refusals=0), watch, log=URL)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (commit, *_) = sorted((tmp_path / "findings" / "_delta_log").glob("*.json"))
         commit.write_bytes(b"no commit")

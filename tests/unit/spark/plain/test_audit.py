@@ -20,7 +20,6 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.audit import findings_out
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
-from equipoise.spark_jobs.audit.findings_table import FindingsTable
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.plain import audit as plain_audit
 from equipoise.spark_jobs.plain import reading
@@ -34,6 +33,7 @@ from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
+from equipoise.spark_jobs.tables.writing import Writer
 from tests.spark.spark_logs import WrittenStream
 
 BATCH = 100
@@ -169,7 +169,7 @@ def test_a_killed_process_goes_on_and_delivers_each_finding_once(
         if where == "committed":
             patch.setattr(plain_audit, "print_findings", killed)
         elif where == "printed":
-            patch.setattr(FindingsTable, "append", killed)
+            patch.setattr(Writer, "add_findings", killed)
         elif where == "stored":
             patch.setattr(FindingsOut, "put", killed)
         else:
