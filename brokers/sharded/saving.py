@@ -186,7 +186,7 @@ class Saver(Generic[T]):
         self._call_ms = call_ms
         self._unsaved_s = unsaved_s
         self._unsaved: dict[str, Kept[T]] = {}
-        self._round: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        self._rounds: asyncio.Task[None] | None = None
 
     @property
     def puts_off(self) -> bool:
@@ -236,8 +236,8 @@ class Saver(Generic[T]):
         """Have an object saved by the next round."""
         kept.unsaved_token = token
         self._unsaved[key] = kept
-        if self._round is None:
-            self._start_round(self._unsaved_s / 2)
+        if self._rounds is None:
+            self._rounds = asyncio.get_running_loop().create_task(self._save_in_rounds())
 
     def forget(self, key: str, kept: Kept[T]) -> None:
         """Save an object no more."""
@@ -272,34 +272,27 @@ class Saver(Generic[T]):
         saving.add_done_callback(ended)
         return saving
 
-    def _start_round(self, pause_s: float) -> None:
-        loop = asyncio.get_running_loop()
-
-        def start() -> None:
-            self._round = loop.create_task(self._save_all(pause_s))
-
-        self._round = loop.call_later(pause_s, start)
-
-    async def _save_all(self, pause_s: float) -> None:
-        """Save all objects that are unsaved now, and start the next round if some are left."""
+    async def _save_in_rounds(self) -> None:
+        """Save what is unsaved, again and again, until nothing is."""
+        pause_s = self._unsaved_s / 2
         try:
-            deadline = Deadline.after(timeout_ms=self._call_ms)
-            problem = await self._saved(self._unsaved, deadline)
+            while self._unsaved:
+                await asyncio.sleep(pause_s)
+                deadline = Deadline.after(timeout_ms=self._call_ms)
+                problem = await self._saved(self._unsaved, deadline)
+                if problem is None:
+                    pause_s = self._unsaved_s / 2
+                    continue
+                pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
+                _logger.error(
+                    "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
+                    problem,
+                    len(self._unsaved),
+                    self._namespace,
+                    pause_s,
+                )
         finally:
-            self._round = None
-        if problem is None:
-            pause_s = self._unsaved_s / 2
-        else:
-            pause_s = min(max(2 * pause_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
-            _logger.error(
-                "saves failed: %s; %d objects of %s are unsaved, and are tried again in %.0f s",
-                problem,
-                len(self._unsaved),
-                self._namespace,
-                pause_s,
-            )
-        if self._unsaved:
-            self._start_round(pause_s)
+            self._rounds = None
 
     async def _saved(self, unsaved: Mapping[str, Kept[T]], deadline: Deadline) -> str | None:
         """Save these objects. Return why that failed for one of them."""
@@ -341,9 +334,6 @@ class Saver(Generic[T]):
         rest = {key: each for key, each in kept.items() if each.is_unsaved}
         for key, each in rest.items():
             self.forget(key, each)
-        if not self._unsaved and isinstance(self._round, asyncio.TimerHandle):
-            self._round.cancel()
-            self._round = None
         most = Deadline.after(timeout_ms=deadline.remaining_ms() * 3 // 4)
         while rest:
             problem = await self._saved(rest, most)
