@@ -84,6 +84,7 @@ ONLY_IN = {
     "confluent_kafka": (
         "equipoise.channel.kafka.client",
         "equipoise.examples.kafka_partitions",
+        "tests.benchmarks.peers.adapters",
         "tests.kafka",
     ),
     "cryptography": ("equipoise.brokers.security", "tests"),
@@ -101,6 +102,7 @@ ONLY_IN = {
         "tests",
     ),
     "jinja2": ("equipoise.spark_jobs.report.page",),
+    "kazoo": ("tests.benchmarks.peers.adapters",),
     "jwt": ("equipoise.brokers.security.tokens", "tests"),
     "optuna": ("equipoise.lab.tuning",),
     "pyspark": ("equipoise.spark_jobs", "tests"),
