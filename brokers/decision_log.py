@@ -16,23 +16,11 @@ import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
+from equipoise.brokers.side_topics import DECISIONS, DOCUMENT_BYTES_MAX
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.core.side_log import Document, SideTopic, newest
+from equipoise.channel.core.side_log import Document, newest
 from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
-
-DOCUMENT_BYTES_MAX: Final = 256 * 1024
-"""Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and
-counted."""
-
-DECISIONS: Final = SideTopic(
-    name="decisions",
-    content="the decision log",
-    consequence="balancing goes on, and what it decides is not kept",
-    kept_ms=7 * 86_400_000,  # Over a weekend and the following days.
-    rows_max=100_000,  # Six days of rounds at the default interval, about 100 MB.
-    document_bytes_max=2 * DOCUMENT_BYTES_MAX,
-)
 
 _SEARCHED_MAX: Final = 1_000
 """Decisions searched for what became of a bundle: some hours."""

@@ -18,14 +18,14 @@ from equipoise.brokers.balancing.planning import cluster_snapshot_of
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.cli.channel_options import Channel
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import Channel, directory, file, pairs
+from equipoise.brokers.cli.options import directory, file, pairs
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_line, progress
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
-from equipoise.channel.log.blocking_view import read_on
 
 if TYPE_CHECKING:
     from equipoise.lab.comparing import Contender
@@ -341,7 +341,7 @@ def _recorded(channel: Channel, *, steps: int, step_s: float) -> Recording:
         try:
             for step in range(steps):
                 time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))
-                read_on(access.log, access.reader, deadline=channel.deadline())
+                channel.read_on(access)
                 loads = bus.latest()
                 settings = settings_in(access.view, BalancingSettings())
                 now_ms = time.time_ns() // 1_000_000

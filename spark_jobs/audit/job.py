@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import (
+    FindingsTable,
     kept_findings,
     open_findings,
 )
@@ -44,7 +46,6 @@ from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import check_shared, spark_session
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
-from equipoise.spark_jobs.tables.writing import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,13 +71,14 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     Raise the errors of `channel.log.open_log`, `beginning_at`,
     `check_shared` and `open_findings`, and those of `check_version`, `watching` and `run_stream`.
     """
-    check_shared(options.archive, options.master)
+    folder = Path(options.archive)
+    check_shared(folder, options.master)
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity, end = log.name, log.identity, log.end()
     out = FindingsOut(options.log_url)
     # Before Spark's slow start: another process may use the archive.
-    with open_findings(options.archive, log=identity, url=options.log_url) as writer:
-        checkpoint = options.archive / CHECKPOINTS / JOB
+    with open_findings(options.archive, log=identity, url=options.log_url) as table:
+        checkpoint = folder / CHECKPOINTS / JOB
         is_new = not any((checkpoint / name).exists() for name in _SIGNS)
         check_version(JOB, checkpoint, STATE_VERSION)
         spark = spark_session(
@@ -109,14 +111,14 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
                     checkpoint=checkpoint,
                     to_end=options.to_end,
                     frame=lambda: _frame(spark, options, beginning, identity),
-                    take=taker(options, writer, out, watch, log=name),
+                    take=taker(options, table, out, watch, log=name),
                 )
             try:
                 run_stream(spark, stream, watch)
             finally:
                 watch.show()
                 reach = last_reach(options, end)
-                reach.keep(options.archive)
+                table.keep(reach)
                 note_end(watch, reach, older, as_json=options.as_json)
             return watch.findings.total() or int(not reach.is_whole)
 
@@ -153,7 +155,7 @@ def _frame(
 
 
 def taker(
-    options: AuditOptions, writer: Writer, out: FindingsOut, watch: Watch, *, log: str
+    options: AuditOptions, table: FindingsTable, out: FindingsOut, watch: Watch, *, log: str
 ) -> Callable[[int, pa.Table], None]:
     """Return the function that handles each batch: store, print and publish its findings.
 
@@ -168,14 +170,14 @@ def taker(
         reached, rows = rows.filter(is_reach), rows.filter(pc.invert(is_reach))
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
         found = [parse_finding(body) for body in rows["body"].to_pylist()]
-        writer.add_findings(rows)
+        table.append(rows)
         if number > printed_last:
             printed_last = number
             print_findings(found, watch, archive=options.archive, log=log, as_json=options.as_json)
         out.put(found)
         for body in reached["body"].to_pylist():
             reach = Reach(**orjson.loads(body))
-            reach.keep(options.archive)
+            table.keep(reach)
             watch.reached(audited=reach.audited, end=reach.end)
 
     return take

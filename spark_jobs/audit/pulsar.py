@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.storagelevel import StorageLevel
 
 from equipoise.pulsar_cluster.archive import open_archive
-from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, lines
+from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, lines
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
@@ -99,6 +99,8 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
             cancel=spark.sparkContext.cancelAllJobs,
         )
         found = job.result()
+        reach = Reach(audited=messages - 1, end=messages - 1)
+        reach.keep(options.archive, log=audited.log, url=audited.url)
     _print(found, options, screen)
     screen.note(
         f"{len(found):,} findings in {messages:,} messages; wrote {tables.rows_written:,} rows to"
@@ -126,7 +128,6 @@ def _write(rows: DataFrame, tables: Writer, audited: Writer) -> list[Finding]:
         )
         audited.replace([findings])
         tables.save_state({})
-        audited.save_state({})
     except (PySparkException, Py4JError) as error:
         raise spark_failed("pulsar", str(error)) from error
     return [

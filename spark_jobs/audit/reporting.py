@@ -10,19 +10,18 @@ from typing import Final
 
 import orjson
 
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.channel.core.errors import EquipoiseError
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, command_on
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.sources.beginnings import replacing
+from equipoise.spark_jobs.streams.errors import another_log
 from equipoise.spark_jobs.streams.progress import Watch
+from equipoise.spark_jobs.tables.files import AUDITED_FILE, read_file, write_file
 
 PRINTED_MAX: Final = 50
 """Findings of one batch to print for people, so that a log full of garbage does not hide the first
 ones. JSON output has all."""
-
-REACH_FILE: Final = "audited.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +46,34 @@ class Reach:
             return f"audited nothing of {max(self.end, 0):,} offsets"
         return f"audited up to {self.audited:,} of {self.end:,}"
 
-    def keep(self, archive: Path) -> None:
-        """Write it for readers of the archive. Raises `OperatorError` if that fails."""
-        path = archive / REACH_FILE
-        try:
-            with replacing(path, part=archive / f".{REACH_FILE}.part") as file:
-                file.write(orjson.dumps(self, option=orjson.OPT_APPEND_NEWLINE))
-        except OSError as error:
-            raise OperatorError(
-                f"{path} cannot be written: {error.strerror or error}; fix that, and start again:"
-                " it continues where it stopped"
-            ) from error
+    def keep(self, archive: str | Path, *, log: str, url: str) -> None:
+        """Write it for readers of the archive, with the log that was audited. Raises as
+        `write_file`.
+        """
+        document = {"audited": self.audited, "end": self.end, "base": self.base}
+        data = orjson.dumps({**document, "log": log, "url": url})
+        write_file(archive, AUDITED_FILE, data + b"\n")
 
 
-def reach_in(archive: Path) -> Reach | None:
-    """Return how far the audit of an archive has come; None if that is not known."""
+def reach_in(archive: str | Path, *, log: str | None = None) -> Reach | None:
+    """Return how far the audit of an archive has come; None if that is not known.
+
+    Raises `OperatorError` for the archive of another log than `log`, and `PeerError` if object
+    storage does not answer.
+    """
     try:
-        return Reach(**orjson.loads((archive / REACH_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        found = orjson.loads(read_file(archive, AUDITED_FILE) or b"")
+        reach = Reach(audited=found["audited"], end=found["end"], base=found["base"])
+        owner = found["log"]
+    except (OSError, ValueError, TypeError, LookupError):
         return None
+    if log is not None and owner != log:
+        raise another_log(archive, owner=owner, log=log)
+    return reach
 
 
 def print_findings(
-    found: Sequence[Finding], watch: Watch, *, archive: Path, log: str, as_json: bool
+    found: Sequence[Finding], watch: Watch, *, archive: str | Path, log: str, as_json: bool
 ) -> None:
     """Print the findings of one batch, and count them."""
     for each in found:
@@ -84,7 +88,7 @@ def print_findings(
             watch.say(line)
     if len(found) > PRINTED_MAX:
         watch.say(
-            f"{len(found) - PRINTED_MAX:,} more findings in this batch: see {archive / 'findings'}"
+            f"{len(found) - PRINTED_MAX:,} more findings in this batch: see {archive}/findings"
         )
 
 
@@ -100,7 +104,13 @@ def lines(finding: Finding, *, log: str) -> Iterator[str]:
 
 
 def note_beginning(
-    watch: Watch, log: str, position: int | None, *, is_first: bool, out: FindingsOut, archive: Path
+    watch: Watch,
+    log: str,
+    position: int | None,
+    *,
+    is_first: bool,
+    out: FindingsOut,
+    archive: str | Path,
 ) -> None:
     """Note where a run begins: at the offset `position`, with the log's first record (`is_first`)
     or after a snapshot; None if it continues. Note where its findings go.
@@ -113,7 +123,7 @@ def note_beginning(
         where = f" from offset {position}, the first after its snapshot"
     watch.note(f"auditing {log}{where}")
     watch.note(
-        f"findings are printed here, and written to {archive / Table.FINDINGS},"
+        f"findings are printed here, and written to {archive}/{Table.FINDINGS},"
         f" and {FINDINGS.name} {out.place}"
     )
 

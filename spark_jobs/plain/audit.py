@@ -19,7 +19,12 @@ from typing import Final
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
-from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings, rows_of
+from equipoise.spark_jobs.audit.findings_table import (
+    FindingsTable,
+    kept_findings,
+    open_findings,
+    rows_of,
+)
 from equipoise.spark_jobs.audit.reporting import (
     Reach,
     note_beginning,
@@ -37,9 +42,9 @@ from equipoise.spark_jobs.sources.beginnings import beginning_at
 from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.losses import lost
-from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen, default_archive
 from equipoise.spark_jobs.streams.progress import BatchDone, LookedAt, Watch, watching
-from equipoise.spark_jobs.tables.writing import Writer
+from equipoise.spark_jobs.tables.files import folder_of
 
 JOB: Final = "audit"
 
@@ -65,10 +70,10 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     with closing(open_log(url, create=False)) as log:
         name, identity = log.name, log.identity
     with (
-        open_findings(options.archive, log=identity, url=url) as writer,
+        open_findings(options.archive, log=identity, url=url) as table,
         closing(
             StateFile(
-                options.archive / STATE_FILE,
+                (folder_of(options.archive) or default_archive(url)) / STATE_FILE,
                 version=STATE_VERSION,
                 log=identity,
                 remedy=WITHOUT_CHECKPOINT[JOB],
@@ -83,7 +88,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             rules=CHANNEL_RULES,
         ) as watch,
     ):
-        run = _Run(options, log=name, state=state, tail=tail, writer=writer, watch=watch)
+        run = _Run(options, log=name, state=state, tail=tail, table=table, watch=watch)
         with delayed_interrupts() as check:
             return run.to_its_end(check)
 
@@ -98,14 +103,14 @@ class _Run:
         log: str,
         state: StateFile,
         tail: Tail,
-        writer: Writer,
+        table: FindingsTable,
         watch: Watch,
     ) -> None:
         self._options = options
         self._log = log
         self._state = state
         self._tail = tail
-        self._writer = writer
+        self._table = table
         self._watch = watch
         self._out = FindingsOut(options.log_url)
         self._older = kept_findings(options.archive, watch.note)
@@ -130,7 +135,7 @@ class _Run:
         auditor = Auditor(
             begin=None if beginning is None else beginning.snapshot,
             lost=partial(lost, self._options.log_url),
-            log=self._writer.log,
+            log=self._table.log,
             in_flight_max_ms=1_000 * self._options.in_flight_max_s,
         )
         if beginning is None:
@@ -237,7 +242,7 @@ class _Run:
         if found:
             self._pending.append((self._state.number, found))
         self._is_whole = True
-        self._reach().keep(self._options.archive)
+        self._table.keep(self._reach())
 
     def _deliver(self) -> None:
         """Deliver what is pending. Try again later if somebody is away."""
@@ -271,5 +276,5 @@ class _Run:
                 log=self._log,
                 as_json=self._options.as_json,
             )
-        self._writer.add_findings(rows_of(found))
+        self._table.append(rows_of(found))
         self._out.put(found)

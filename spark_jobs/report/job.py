@@ -78,7 +78,7 @@ def made_report(options: ReportOptions, place: str | Path) -> Report:
             period=period,
             is_archived=tables.is_written("archive"),
             is_audited=tables.is_written("audit"),
-            reach=reach_in(Path(place)),
+            reach=reach_in(place),
         )
         return about if period is None else Queries(db, period).filled(about)
 

@@ -11,9 +11,8 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from equipoise.brokers.decision_log import DECISIONS
 from equipoise.brokers.load.bus import LOADS
-from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.core.errors import LogDamaged, LogWentBack, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.core.side_log import SideLogUnavailable, SideTopic

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from equipoise.brokers.decision_log import DECISIONS
 from equipoise.brokers.load.bus import LOADS
-from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.core.errors import LogUnavailable, invalid_kafka_setting, missing_extra
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress, without_secrets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from equipoise.channel.core.errors import OperatorError
@@ -30,6 +31,14 @@ class ArchiveInUse(OperatorError):
         super().__init__(
             f"another process ({who}) uses the archive {archive}; stop it, or wait until it ends"
         )
+
+
+def another_log(archive: str | Path, *, owner: str, log: str) -> OperatorError:
+    """Return the error for an archive of the log `owner`."""
+    return OperatorError(
+        f"the archive {archive} belongs to the log {owner}, not to {log}; name another with"
+        " --archive"
+    )
 
 
 WITHOUT_CHECKPOINT: Final = {

@@ -101,10 +101,10 @@ class StreamOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions(StreamOptions):
     """Options of `run_audit`, which audits a log and the evidence next to it. `archive` is a folder
-    for its table and its state.
+    for its table and its state, or a URL of object storage for the table.
     """
 
-    archive: Path
+    archive: str | Path
     in_flight_max_s: int = IN_FLIGHT_MAX_S
     per_trigger: int = PER_TRIGGER
 

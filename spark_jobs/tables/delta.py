@@ -115,6 +115,23 @@ class Place:
             return pq.ParquetFile(self.folder / name / path)
         return pq.ParquetFile(self._files(name).open_input_file(path))
 
+    def read_file(self, name: str) -> bytes | None:
+        """Return a file beside the tables; None if there is none. Raises as `reading_errors`."""
+        with self.reading_errors(name):
+            try:
+                with self._files("").open_input_file(name) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file beside the tables. Raises as `writing_errors`."""
+        with self.writing_errors(name, writer=name):
+            stream = self._files("").open_output_stream(name)
+            # The stream takes bytes only, which a larger buffer hands over.
+            with pa.BufferedOutputStream(stream, 2 * len(data)) as file:
+                file.write(data)
+
     def _files(self, name: str) -> pa_fs.FileSystem:
         return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri(name), self.options))
 

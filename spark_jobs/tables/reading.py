@@ -15,8 +15,9 @@ from equipoise.channel.core.errors import NotFound
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.tables.arrow import arrow_schema
 from equipoise.spark_jobs.tables.delta import DataFile, Place, files_of
+from equipoise.spark_jobs.tables.files import AUDITED_FILE, read_file
 from equipoise.spark_jobs.tables.schema import SCHEMAS, WRITTEN_BY
-from equipoise.spark_jobs.tables.writing import ABOUT, STATE_NAME, check_table
+from equipoise.spark_jobs.tables.writing import ABOUT, STATE, check_table, names_of
 
 BATCH_ROWS = 16 * 1024
 """Rows per Arrow batch: 4 MB of records."""
@@ -38,26 +39,23 @@ class Tables:
 
     def is_written(self, writer: str) -> bool:
         """Return whether `writer` (`archive`, `audit`) has written here."""
-        names = (STATE_NAME[writer], *map(str, WRITTEN_BY[writer]))
-        for name in names:
+        for name in names_of(writer):
             found = self.place.opened(name)
             if found is not None:
                 check_table(found, self.place)
                 return True
-        return False
+        return writer == "audit" and read_file(self.place.text, AUDITED_FILE) is not None
 
     @property
     def url(self) -> str | None:
         """The last URL of the log; None if it is not known."""
-        for name in STATE_NAME.values():
-            table = self.place.opened(name)
-            if table is not None:
-                with self.place.reading_errors(name):
-                    rows = table.to_pyarrow_dataset().to_table(filter=ds.field("key") == ABOUT)
-                if rows.num_rows:
-                    url: str = orjson.loads(rows["data"][0].as_py())["url"]
-                    return url
-        return None
+        about = read_file(self.place.text, AUDITED_FILE)
+        table = self.place.opened(STATE)
+        if table is not None:
+            with self.place.reading_errors("state"):
+                rows = table.to_pyarrow_dataset().to_table(filter=ds.field("key") == ABOUT)
+            about = rows["data"][0].as_py() if rows.num_rows else about
+        return None if about is None else str(orjson.loads(about)["url"])
 
     def position(self, table: Table = Table.RECORDS) -> int:
         """Return the position at which a table continues: 0 in an empty one."""

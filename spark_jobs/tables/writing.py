@@ -12,7 +12,6 @@ no row is lost or doubled.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections import defaultdict
@@ -33,13 +32,21 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.sequence.rows import LASTING, Source, Table
-from equipoise.spark_jobs.streams.errors import ArchiveInUse
+from equipoise.spark_jobs.streams.errors import ArchiveInUse, another_log
 from equipoise.spark_jobs.tables.arrow import arrow_schema, base_in, by_table
 from equipoise.spark_jobs.tables.delta import DataFile, Place, files_of
+from equipoise.spark_jobs.tables.files import locked
 from equipoise.spark_jobs.tables.schema import FORMAT, SCHEMAS, WRITTEN_BY
 
-STATE_NAME: Final = {writer: f"_{writer}" for writer in WRITTEN_BY}
-"""The table with each writer's state."""
+STATE: Final = "_archive"
+"""The table with the state of the archive."""
+
+
+def names_of(writer: str) -> tuple[str, ...]:
+    """Return the names of a writer's tables."""
+    state = (STATE,) if writer == "archive" else ()
+    return (*state, *map(str, WRITTEN_BY[writer]))
+
 
 ABOUT: Final = "archive:"
 """Key of the state's row with the log that an archive belongs to."""
@@ -211,7 +218,7 @@ class Writer:
         """Return the state that was saved last; None before that. Raises as
         `Place.reading_errors`.
         """
-        table = self._tables.get(STATE_NAME[self.writer])
+        table = self._tables.get(STATE)
         if table is None:
             return None
         with self.place.reading_errors("state"):
@@ -222,17 +229,16 @@ class Writer:
 
     def save_state(self, rows: Mapping[str, bytes]) -> None:
         """Replace the state in one commit. Raises as `write`."""
-        name = STATE_NAME[self.writer]
         about = orjson.dumps({"log": self.log, "url": self.url})
         every = {ABOUT: about, **rows}
         table = pa.table([list(every), list(every.values())], schema=_STATE)
-        with self.place.writing_errors(name, writer=self.writer):
+        with self.place.writing_errors(STATE, writer=self.writer):
             self._commit(
-                name, [self._written(name, table, None)], files_of(self._table(name)), None
+                STATE, [self._written(STATE, table, None)], files_of(self._table(STATE)), None
             )
             # By the version, which restarts do not reset.
-            if self._table(name).version() % FILES_MAX == 0:
-                self._delete_old_files(name, full=True)
+            if self._table(STATE).version() % FILES_MAX == 0:
+                self._delete_old_files(STATE, full=True)
 
     # --- files and commits ---
 
@@ -344,7 +350,7 @@ class Writer:
         """Return a table. Create it if there is none."""
         found = self._tables.get(name)
         if found is None:
-            is_state = name == STATE_NAME[self.writer]
+            is_state = name == STATE
             found = self._tables[name] = DeltaTable.create(
                 self.place.uri(name),
                 _STATE if is_state else arrow_schema(SCHEMAS[Table(name)]),
@@ -369,7 +375,7 @@ class Writer:
         """Open the tables that are there, also after a commit in doubt. Raises as `open_writer`."""
         self._lasting = None
         self._begun_again.clear()
-        for name in (STATE_NAME[self.writer], *map(str, WRITTEN_BY[self.writer])):
+        for name in names_of(self.writer):
             self.place.mend(name)
             found = self.place.opened(name)
             if found is not None:
@@ -396,9 +402,7 @@ def open_writer(place: Place, *, writer: str, log: str, url: str) -> Writer:
     """
     with ExitStack() as stack:
         if place.folder is not None:
-            with place.writing_errors("folder", writer=writer):
-                place.folder.mkdir(parents=True, exist_ok=True)
-                stack.callback(os.close, _locked(place, writer))
+            stack.callback(os.close, locked(place.folder, writer))
         found = Writer(place, writer=writer, log=log, url=url, held=stack)
         found.open_tables()
         found._held = stack.pop_all()  # noqa: SLF001 - only now nothing can fail
@@ -415,22 +419,7 @@ def check_table(table: DeltaTable, place: Place, *, log: str | None = None) -> N
             " a newer Equipoise"
         )
     if log is not None and owner != log:
-        raise OperatorError(
-            f"the archive {place} belongs to the log {owner}, not to {log}; name another with"
-            " --archive"
-        )
-
-
-def _locked(place: Place, who: str) -> int:
-    """Return the descriptor of a lock file, locked until it is closed or the process ends."""
-    path = f"{place.text}/.{who}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ArchiveInUse(archive=place.text, who=who) from error
-    return descriptor
+        raise another_log(place.text, owner=str(owner), log=log)
 
 
 def _by_day(rows: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:

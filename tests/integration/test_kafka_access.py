@@ -20,8 +20,8 @@ from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.embedding.embedded import Worker
-from equipoise.brokers.runtime.observations.writer import SERVING
 from equipoise.brokers.runtime.service import Ownership
+from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, PeerError
 from equipoise.channel.core.log import Log, SnapshotRow, SnapshotStore
 from equipoise.channel.core.side_log import Document

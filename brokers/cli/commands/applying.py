@@ -11,7 +11,7 @@ import typer
 
 from equipoise.brokers.balancing.planning import moving_in
 from equipoise.brokers.balancing.saved_plans import SavedPlan
-from equipoise.brokers.cli.options import Admin
+from equipoise.brokers.cli.channel_options import Admin
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import until

@@ -35,8 +35,9 @@ from equipoise.brokers.balancing.settings.settings_records import (
     settings_of,
 )
 from equipoise.brokers.cli import broker_conf
+from equipoise.brokers.cli.channel_options import Admin, Channel
 from equipoise.brokers.cli.moments import duration, end_ms, time_of
-from equipoise.brokers.cli.options import Admin, Channel, ReasonOption, pairs
+from equipoise.brokers.cli.options import ReasonOption, pairs
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import FOR_PEOPLE, Output, Row, print_json, print_line
 from equipoise.brokers.cli.rows import control_line

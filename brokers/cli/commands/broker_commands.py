@@ -11,14 +11,12 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.controls import maintenance_documents, maintenances_in
+from equipoise.brokers.cli.channel_options import Admin, Channel, Timed
 from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
-    Admin,
-    Channel,
     ForOption,
     ReasonOption,
-    Timed,
     WaitOption,
     directory,
 )

@@ -8,7 +8,7 @@ import typer
 
 from equipoise.brokers.balancing.controls import quarantine_documents, why_frozen
 from equipoise.brokers.balancing.quarantine import why_quarantined
-from equipoise.brokers.cli.options import Admin, Channel
+from equipoise.brokers.cli.channel_options import Admin, Channel
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, control_rows

@@ -15,9 +15,9 @@ from typing import Annotated, Final, cast
 import typer
 
 from equipoise.brokers.balancing.named import no_bundle
+from equipoise.brokers.cli.channel_options import Channel
 from equipoise.brokers.cli.commands.log_commands import acls, compact, copy, verify_channel
 from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, moment, time_of
-from equipoise.brokers.cli.options import Channel
 from equipoise.brokers.cli.outcome import group, print_error
 from equipoise.brokers.cli.output import (
     FOR_PEOPLE,

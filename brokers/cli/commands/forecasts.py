@@ -36,6 +36,16 @@ from equipoise.shedder.costs import Exchange
 from equipoise.shedder.plan import Move
 from equipoise.shedder.reported import format_percent
 
+ApplyOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=file,
+        help="Carry out the plan in this file, unless the cluster has changed.",
+        show_default=False,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:

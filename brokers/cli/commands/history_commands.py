@@ -164,7 +164,7 @@ def archive(
 def audit(
     *,
     log: LogOption,
-    archive: ArchiveOption = None,
+    place: PlaceOption = None,
     to_end: ToEndOption = False,
     in_flight_max: InFlightOption = IN_FLIGHT_MAX_S,
     metrics_port: MetricsPortOption = None,
@@ -178,7 +178,8 @@ def audit(
     stops it, and the next run continues there. With --to-end the exit code is 1 if this run found
     something, or could not check the log to its end.
 
-    It is one process of some 100 MB. `equipoise spark audit` is the same in Spark.
+    It is one process of some 70 MB until it finds something. `equipoise spark audit` is the same
+    in Spark.
     """
     hear_interrupts()
     with importing("archive"):
@@ -187,7 +188,7 @@ def audit(
     begin(log, stop_on_eof=stop_on_eof)
     options = AuditOptions(
         log_url=log,
-        archive=archive or default_archive(log),
+        archive=place or default_archive(log),
         to_end=to_end,
         metrics_port=metrics_port,
         in_flight_max_s=in_flight_max,

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.channel_options import Channel, Timed, publisher
 from equipoise.brokers.cli.options import (
     AsOption,
-    Channel,
     StopOnEofOption,
-    Timed,
     TimeoutOption,
     end_with_standard_input,
     handle,
-    publisher,
     shared,
 )
 from equipoise.brokers.cli.outcome import ExitCode

@@ -21,8 +21,9 @@ from equipoise.brokers.balancing.namespace_policies import (
     check_new_bundles,
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
+from equipoise.brokers.cli.channel_options import Admin, Channel
 from equipoise.brokers.cli.moments import end_ms
-from equipoise.brokers.cli.options import Admin, Channel, ForOption, ReasonOption, WaitOption
+from equipoise.brokers.cli.options import ForOption, ReasonOption, WaitOption
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_json, print_line
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
@@ -27,15 +26,16 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.cli.channel_options import Admin
 from equipoise.brokers.cli.commands.applying import apply_plan
 from equipoise.brokers.cli.commands.forecasts import (
+    ApplyOption,
     ForecastBasis,
     PlanOptions,
     document_of,
     plan_in,
     print_forecast,
 )
-from equipoise.brokers.cli.options import Admin, file
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json
 from equipoise.brokers.decision_log import newest_decisions
@@ -62,15 +62,7 @@ def plan(
         ),
     ] = None,
     options: PlanOptions,
-    apply: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=file,
-            help="Carry out the plan in this file, unless the cluster has changed.",
-            show_default=False,
-        ),
-    ] = None,
+    apply: ApplyOption = None,
 ) -> None:
     """Show what the balancer would move now, and what blocks further moves.
 

@@ -30,7 +30,7 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.cli.options import Admin, Channel
+from equipoise.brokers.cli.channel_options import Admin, Channel
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.cli.rows import (

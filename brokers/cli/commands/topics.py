@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from equipoise.brokers.cli.options import Channel
+from equipoise.brokers.cli.channel_options import Channel
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json, print_line
 from equipoise.brokers.operations.asking import ask_any, order_any

@@ -25,13 +25,13 @@ from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.observations.writer import (
-    SERVING,
     Ended,
     EvidenceFile,
     ObservationWriter,
     Served,
 )
 from equipoise.brokers.runtime.service import Evidence
+from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.log.open_log import is_in_memory, open_side_log
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
 

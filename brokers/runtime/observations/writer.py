@@ -17,7 +17,7 @@ from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Evidence
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.core.side_log import Document, SideLog, SideLogUnavailable, SideTopic
+from equipoise.channel.core.side_log import Document, SideLog, SideLogUnavailable
 from equipoise.channel.system import private_files
 from equipoise.channel.system.failures import LoggedFailures
 
@@ -38,14 +38,6 @@ _ATTEMPTS_MAX: Final = 60
 CLOSE_S: Final = 1.0
 """Time for the last documents when a broker ends. A thread that needs longer dies with its
 process."""
-
-SERVING: Final = SideTopic(
-    name="serving",
-    content="the record of serving",
-    consequence="brokers serve on, and audits miss what is lost meanwhile",
-    kept_ms=7 * 86_400_000,  # How late an audit may still read it.
-    rows_max=200_000,  # 60 MB, 100,000 openings.
-)
 
 Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
 """Why serving ended: the bundle was moved or given back; split or merged; the lease ran out (a

@@ -141,8 +141,8 @@ def test_an_archive_of_another_process_or_log_is_refused(
         pytest.raises(ArchiveInUse),
     ):
         run_audit(options, Said().screen())
-    with writer_of(tmp_path / "other", writer="audit", log="another") as writer:
-        writer.save_state({})
+    (tmp_path / "other").mkdir()
+    Reach(audited=0, end=0).keep(tmp_path / "other", log="another", url=url)
     with pytest.raises(OperatorError, match="belongs to the log another"):
         run_audit(
             AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen()

@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.load.bus import LOADS
-from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, decision_of
-from equipoise.brokers.decision_log import DOCUMENT_BYTES_MAX, decode, encode
+from equipoise.brokers.decision_log import decode, encode
+from equipoise.brokers.side_topics import DOCUMENT_BYTES_MAX
 from equipoise.shedder.plan import Plan, Stay
 from tests.decisions import decisions, idle, move, shed, with_plan
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from equipoise.brokers.cli.options import publisher
+from equipoise.brokers.cli.channel_options import publisher
 from equipoise.brokers.cli.outcome import Commands, ExitCode, output_failed
 from equipoise.brokers.errors import InvalidConfig, Rejected, cancelled
 from equipoise.channel.core import propose

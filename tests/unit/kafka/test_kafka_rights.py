@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from equipoise.brokers.cli.main import app
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.decision_log import DECISIONS
 from equipoise.brokers.load.bus import SAMPLES, group_of, worker_topics
-from equipoise.brokers.runtime.observations.writer import SERVING
+from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.kafka.rights import Resource, Role, rights_of
 from equipoise.channel.kafka.settings import address_of
 from equipoise.spark_jobs.audit.findings_out import FINDINGS

@@ -15,13 +15,9 @@ import pytest
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.observations import writer as module
-from equipoise.brokers.runtime.observations.writer import (
-    SERVING,
-    EvidenceFile,
-    ObservationWriter,
-    Served,
-)
+from equipoise.brokers.runtime.observations.writer import EvidenceFile, ObservationWriter, Served
 from equipoise.brokers.runtime.service import Evidence
+from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.core.side_log import Document, SideLogUnavailable
 from equipoise.channel.log.memory_log import MemorySideLog
 

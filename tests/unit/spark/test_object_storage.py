@@ -7,19 +7,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
-from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.errors import OperatorError, PeerError
+from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_ports
+from equipoise.spark_jobs.audit.findings_table import open_findings
+from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.plain import archive as plain
+from equipoise.spark_jobs.plain.audit import run_audit
+from equipoise.spark_jobs.report.job import made_report
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
-from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen
 from equipoise.spark_jobs.tables import writing
 from tests.spark.archived import writer_of
+from tests.spark.spark_logs import WrittenStream
 from tests.unit.spark.test_archiving import archive, rows_of, run, write_log
 
 
@@ -76,6 +83,34 @@ def test_an_archive_in_object_storage_has_the_same_rows(
     assert rows_of(tmp_path / "archive") == rows_of(bucket)
     run(ArchiveOptions(log_url=url, archive=bucket, to_end=True))
     assert rows_of(tmp_path / "archive")[Table.RECORDS] == rows_of(bucket)[Table.RECORDS]
+
+
+def test_an_audit_keeps_its_findings_and_its_reach_in_object_storage(
+    bucket: str, tmp_path: Path
+) -> None:
+    """A report then knows how far the audit came."""
+    url = f"sqlite:{tmp_path}/log.db"
+    with closing(open_log(url)) as log:
+        stream = WrittenStream(log, bundles=8, brokers=3)
+        stream.go_on(100)
+        end = stream.garbage()
+    archive(url, bucket)
+    report = ReportOptions(out=tmp_path / "page.html", archive=bucket)
+    assert made_report(report, bucket).reach is None
+    for found in (1, 0):
+        options = AuditOptions(log_url=url, archive=bucket, to_end=True)
+        assert found == run_audit(options, Screen(result=print, note=print))
+    report_of = made_report(report, bucket)
+    assert (Reach(audited=end, end=end), True, 1) == (
+        report_of.reach,
+        report_of.is_whole,
+        report_of.findings.count,
+    )
+    with (
+        pytest.raises(OperatorError, match="belongs to the log"),
+        open_findings(bucket, log="another", url=url),
+    ):
+        pass
 
 
 def test_a_second_writer_in_object_storage_is_refused_at_its_first_commit(bucket: str) -> None:

@@ -37,7 +37,7 @@ from equipoise.spark_jobs.streams.options import ReportOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.schema import ARCHIVED
 from tests.channels.folding import NAMESPACE, Channel, channel_with
-from tests.spark.archived import as_rows, writer_of
+from tests.spark.archived import LOG, URL, as_rows, writer_of
 
 BEGAN_MS = 1_763_769_599_000
 """A second before midnight (UTC), so that the story lies in two days."""
@@ -309,7 +309,7 @@ def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
 def test_a_page_of_a_part(archive: Path, tmp_path: Path) -> None:
     """The job writes the page and its pictures, and prints the figures as JSON."""
     path, out, printed = tmp_path / "archive", tmp_path / "page.html", list[str]()
-    Reach(audited=LAST, end=LAST).keep(copytree(archive, path))
+    Reach(audited=LAST, end=LAST).keep(copytree(archive, path), log=LOG, url=URL)
     options = ReportOptions(out=out, archive=path, from_ms=at(12), to_ms=at(15), as_json=True)
     assert 0 == run_report(options, Screen(result=printed.append, note=list[str]().append))
     about = orjson.loads(printed[0])
@@ -328,7 +328,7 @@ def test_a_page_of_a_part(archive: Path, tmp_path: Path) -> None:
 def test_an_audit_that_stopped_is_not_green(archive: Path, tmp_path: Path) -> None:
     """It is, for a period that it has checked."""
     path = copytree(archive, tmp_path / "archive")
-    Reach(audited=12, end=LAST).keep(path)
+    Reach(audited=12, end=LAST).keep(path, log=LOG, url=URL)
     whole, part = (
         made_report(ReportOptions(out=Path("unused.html"), to_ms=to_ms), path)
         for to_ms in (None, at(12) + 1)

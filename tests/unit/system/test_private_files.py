@@ -14,7 +14,8 @@ import pytest
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
-from equipoise.brokers.runtime.observations.writer import SERVING, EvidenceFile
+from equipoise.brokers.runtime.observations.writer import EvidenceFile
+from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log

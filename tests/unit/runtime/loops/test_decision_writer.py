@@ -13,8 +13,9 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.decision_log import DECISIONS, DecisionLog
+from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.runtime.loops.decision_writer import REPEATED_MS, DecisionWriter
+from equipoise.brokers.side_topics import DECISIONS
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.plan import Idle, Move, Plan, Stay

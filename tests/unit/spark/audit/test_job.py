@@ -136,20 +136,20 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
 def test_an_audit_that_has_not_begun_has_audited_nothing(tmp_path: Path) -> None:
     with open_findings(tmp_path, log=LOG, url=URL):
         assert Reach(audited=0, end=0) == reach_in(tmp_path)
-    Reach(audited=3, end=9).keep(tmp_path)
+    Reach(audited=3, end=9).keep(tmp_path, log=LOG, url=URL)
     with open_findings(tmp_path, log=LOG, url=URL):
         assert Reach(audited=3, end=9) == reach_in(tmp_path)
 
 
 def test_an_audit_says_where_a_log_ended_that_does_not_answer(tmp_path: Path) -> None:
     options = AuditOptions(log_url=f"sqlite:{tmp_path}/none", archive=tmp_path)
-    Reach(audited=3, end=3, base=2).keep(tmp_path)
+    Reach(audited=3, end=3, base=2).keep(tmp_path, log=LOG, url=URL)
     assert Reach(audited=3, end=9, base=2) == last_reach(options, 7)
 
 
 def test_how_far_an_audit_came_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"audited.json cannot be written: .*; fix that"):
-        Reach(audited=3, end=9).keep(tmp_path / "none")
+        Reach(audited=3, end=9).keep(tmp_path / "none", log=LOG, url=URL)
 
 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:

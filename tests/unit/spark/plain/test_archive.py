@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.brokers.decision_log import DECISIONS
+from equipoise.brokers.side_topics import DECISIONS
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log

@@ -5,6 +5,8 @@ was, whatever happens to it.
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -124,6 +126,22 @@ def test_findings_are_printed_stored_published_and_counted(stage: Stage) -> None
     assert stage.notes[-1] == (
         f"audited up to {second:,} of {second:,}: 2 findings (malformed 2) in {second:,} entries"
     )
+
+
+def test_an_audit_without_findings_loads_no_libraries_of_tables(tmp_path: Path) -> None:
+    """They take more memory than the rest of the process."""
+    stage = Stage(tmp_path)
+    with closing(open_log(stage.options.log_url)) as log:
+        WrittenStream(log, bundles=8, brokers=3).go_on(50)
+    heavy = ("aiohttp", "deltalake", "pandas", "pyarrow")
+    code = (
+        "import sys; from equipoise.brokers.cli.main import app\n"
+        f"app(['audit', '--to-end', '--log', {stage.options.log_url!r}], standalone_mode=False)\n"
+        f"print([each for each in {heavy} if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "[]" == done.stdout.strip()
+    assert "no findings" in done.stderr
 
 
 def test_the_next_run_reads_only_what_is_new(stage: Stage) -> None:
