@@ -286,8 +286,7 @@ class BrokerMoves:
 class Death:
     """The end of an incarnation.
 
-    * `kind`: the kind of its record: `down`, `left`, or `joined` if the broker came back under a
-      new incarnation.
+    * `kind`: `down`, `left`, or `replaced` if the broker came back under a new incarnation.
     * `bundles`: the number of bundles it left without an owner.
     * `waiting`: how many of these had no owner at the end of the archive.
     * `healed_ms`: the time until the last of the others had an owner again.

@@ -38,7 +38,6 @@ from equipoise.spark_jobs.report.figures import (
     gravity,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.rules.rule import ACCEPTED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.tables.reading import Tables
 
@@ -69,6 +68,7 @@ def opened(tables: Tables) -> Iterator[duckdb.DuckDBPyConnection]:
             Table.TRANSITIONS,
             Table.INTERVALS,
             Table.MOVES,
+            Table.BROKER_EVENTS,
             Table.LOADS,
             Table.DECISIONS,
             Table.FINDINGS,
@@ -403,16 +403,12 @@ class Queries:
         """Return the latest ends of brokers in log order, with the time until their bundles had
         owners again.
         """
-        # The accepted records that ended an incarnation are `down`, `left`, and each `joined` that
-        # replaced one.
-        query = r"""
+        query = """
             WITH ends AS (
-                SELECT log_offset, epoch_ms(logged_at) AS at_ms, kind, publisher,
-                    regexp_replace(key, '^[^/]*/(.)', '\1') AS broker, count(*) OVER () AS found
-                FROM records WHERE verdict = $accepted AND (kind IN ('down', 'left')
-                    OR kind = 'joined' AND log_offset IN (
-                        SELECT log_offset FROM all_intervals
-                        WHERE how = 'died' AND logged_at >= getvariable('from_at')))
+                SELECT log_offset, epoch_ms(logged_at) AS at_ms, event AS kind, publisher, broker,
+                    count(*) OVER () AS found
+                FROM all_broker_events
+                WHERE within(logged_at) AND event IN ('down', 'left', 'replaced')
                 ORDER BY log_offset DESC LIMIT $most
             ), lost AS (
                 SELECT log_offset, bundle FROM steps SEMI JOIN ends USING (log_offset)
@@ -429,7 +425,7 @@ class Queries:
                 max(ms - at_ms) AS healed_ms
             FROM ends LEFT JOIN healed USING (log_offset) GROUP BY ALL ORDER BY log_offset
         """
-        found = self._few(Death, query, accepted=ACCEPTED, most=figures.DEATHS_MAX)
+        found = self._few(Death, query, most=figures.DEATHS_MAX)
         return found if found.count else self._takeovers()
 
     def splits_and_merges(self) -> Few[SplitOrMerge]:

@@ -238,7 +238,7 @@ class Writer:
             )
             # By the version, which restarts do not reset.
             if self._table(STATE).version() % FILES_MAX == 0:
-                self._delete_old_files(STATE, full=True)
+                self._delete_old_files(STATE)
 
     # --- files and commits ---
 
@@ -271,12 +271,12 @@ class Writer:
             self._commit(name, [added], group, None, data_change=False)
         self._delete_old_files(name)
 
-    def _delete_old_files(self, name: str, *, full: bool = False) -> None:
-        """Delete files that were replaced before `KEPT_HOURS`; with `full`, also those that no
-        commit names, which lists the table's folder.
+    def _delete_old_files(self, name: str) -> None:
+        """Delete files that are older than `KEPT_HOURS` and in no commit, or replaced. A crash
+        between a file and its commit leaves one.
         """
         table = self._table(name)
-        table.vacuum(KEPT_HOURS, dry_run=False, enforce_retention_duration=False, full=full)
+        table.vacuum(KEPT_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
         table.update_incremental()
 
     def _written(self, name: str, rows: pa.Table, day: str | None) -> DataFile:

@@ -221,9 +221,17 @@ def test_a_commit_in_doubt_leaves_no_interval_twice(
 def test_files_of_former_states_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often the process starts. Files of a crashed commit, too."""
+    """However often the process starts. Files of a crashed commit, too, in any table."""
     monkeypatch.setattr(writing, "FILES_MAX", 3)
     monkeypatch.setattr(writing, "KEPT_HOURS", 0)
+    url = write_log(tmp_path)
+    archive(url, tmp_path / "whole")
+    crashed = tmp_path / "archive" / "records" / "day=2025-11-22" / "crashed.parquet"
+    crashed.parent.mkdir(parents=True)
+    crashed.write_bytes(b"a crashed commit's")
+    archive(url, tmp_path / "archive")
+    assert not crashed.exists()
+    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "archive")
     for number in range(10):
         with writer_of(tmp_path) as writer:
             writer.save_state({"key": b"%d" % number})
