@@ -246,9 +246,9 @@ READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
 
-LINGER_MS: Final = 3_000
-"""How long a drained program continues to answer callers by default. Those on a busy machine may
-arrive more than a second late."""
+LINGER_MS: Final = 1_000
+"""How long a drained program continues to answer callers by default. Those that were redirected to
+it come within some round trips, and on a busy machine up to a second late."""
 
 
 class Worker:
