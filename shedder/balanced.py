@@ -720,11 +720,20 @@ def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
     mean = fmean(costs)
     if not mean:
         return None
-    if math.fsum(costs) <= _WORTH * sum(broker.capacity for broker in brokers):
-        return mean
     # Not `pstdev`, which is exact and slow.
     spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))
-    return mean if spread <= _EQUAL_RATIO else None
+    capacity = sum(broker.capacity for broker in brokers)
+    return mean if evens_by_number(math.fsum(costs), spread, capacity) else None
+
+
+def evens_by_number(total: float, spread: float, capacity: float) -> bool:
+    """Return whether bundles are evened out by number: they cost nearly the same, or next to
+    nothing.
+
+    `total` is their cost, `spread` its standard deviation relative to the mean, and `capacity` that
+    of all brokers, in percent of a core.
+    """
+    return total <= _WORTH * capacity or spread <= _EQUAL_RATIO
 
 
 def _idle_among(bundles: Sequence[WeighedBundle], cost_max: float) -> int:

@@ -16,6 +16,20 @@ from equipoise.shedder.plan import Move
 # next regular round.
 _NEWCOMER_MS: Final = 10_000
 
+# A broker that joins so long after another has left replaces it. More brokers may be restarted, one
+# after another: each begins to drain soon after the last has joined. What the ones that are back
+# get from those is then what they need. The calm ends a rolling restart, but brokers that come and
+# go keep nobody from its share for longer than the last figure.
+_REPLACED_MS: Final = 60_000
+_CALM_MS: Final = 5_000
+_RETURN_MS_MAX: Final = 60_000
+
+RETURNS: Final = (
+    "it has been restarted, and takes bundles of brokers that drain; it gives and takes others when"
+    f" no broker has come or gone for {_CALM_MS // 1_000} s"
+)
+"""Why a broker takes no part in a round."""
+
 Ends = tuple[str | None, str | None]
 """The brokers that a bundle moves from and to; None if unknown."""
 
@@ -29,6 +43,8 @@ class Scheduler:
       cost of the bundle could not be assigned to either broker.
     * When the first report of a broker that joined arrives, a round starts at once. While it finds
       moves, the next follows it. So it does while a broker is filled.
+    * In a rolling restart, brokers that are back are filled at its end: before that, they would be
+      filled with bundles that the next restart takes away from their owners in any case.
     * A bundle rests after every move, by any broker.
     """
 
@@ -38,12 +54,38 @@ class Scheduler:
         self._in_flight: dict[str, Ends] = {}
         self._moved: dict[str, int] = {}
         self._newcomers: dict[str, int] = {}
+        # The brokers that have been restarted, and when they joined; when a broker left last, and
+        # when one came or went.
+        self._returned: dict[str, int] = {}
+        self._left_ms = self._changed_ms = -_REPLACED_MS
         # Whether a round is due at once, and whether the present round was.
         self._fills = self._is_fill = False
 
     def joined(self, broker: str, at_ms: int) -> None:
         """Record that a broker joined at `at_ms`: its first report starts a round."""
         self._newcomers[broker] = at_ms
+        self._changed_ms = max(self._changed_ms, at_ms)
+        if at_ms - self._left_ms < _REPLACED_MS:
+            self._returned[broker] = at_ms
+
+    def left(self, at_ms: int) -> None:
+        """Record that a broker drains, or has left, at `at_ms`."""
+        self._left_ms = max(self._left_ms, at_ms)
+        self._changed_ms = max(self._changed_ms, at_ms)
+
+    def returning(self, now_ms: int) -> Mapping[str, str]:
+        """Return the brokers that take no part in rounds yet, because a rolling restart may go on,
+        and why. When that has ended, a round is due.
+        """
+        is_calm = now_ms - self._changed_ms >= _CALM_MS
+        returning = {
+            broker: joined_ms
+            for broker, joined_ms in self._returned.items()
+            if not is_calm and now_ms - joined_ms < _RETURN_MS_MAX
+        }
+        self._fills = self._fills or len(returning) < len(self._returned)
+        self._returned = returning
+        return dict.fromkeys(returning, RETURNS)
 
     def awaited(self, now_ms: int) -> frozenset[str]:
         """Return the brokers that joined lately and whose first report is awaited."""

@@ -251,7 +251,7 @@ def take(
     now_ms: int,
     age_ms_max: int,
     resting: Collection[str] = (),
-    maintained: Mapping[str, str] | None = None,
+    apart: Mapping[str, str] | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """Return the snapshot of `view`, weighed by loads at most `age_ms_max` old at `now_ms`
@@ -259,8 +259,8 @@ def take(
 
     * A report that far in the future counts as old, too. One with an impossible figure weighs
       nothing and sets its broker `apart`.
-    * `resting` are bundles that have moved lately and must not move again. `maintained` are brokers
-      that give their bundles away, and why.
+    * `resting` are bundles that have moved lately and must not move again. `apart` are brokers that
+      neither give nor take now, and why.
     * `frozen` are namespaces whose bundles must not move, and why.
     * `loads` holds all reports: each strategy decides what is too old or impossible for it.
     * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view
@@ -270,7 +270,7 @@ def take(
     barred, rests = partial(_why_barred, view, frozen or {}), frozenset(resting)
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     live = tuple(broker.broker for broker in brokers)
-    apart = {broker: why for broker, why in (maintained or {}).items() if broker in live}
+    apart = {broker: why for broker, why in (apart or {}).items() if broker in live}
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     pools, idle = _pools(brokers, view)
     unknown = {

@@ -179,6 +179,17 @@ def joined_in(changes: Sequence[Change]) -> tuple[str, ...]:
     )
 
 
+def has_left(changes: Sequence[Change]) -> bool:
+    """Return whether a broker has begun to drain, or has left. One that has died does not count."""
+    return any(
+        isinstance(change, BrokerChanged)
+        and change.after is not None
+        and change.after.status in ("draining", "left")
+        and change.before != change.after.status
+        for change in changes
+    )
+
+
 def _has_moved(
     before: BundleEntry | None,
     after: BundleEntry,

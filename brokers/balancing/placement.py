@@ -20,6 +20,7 @@ from zlib import crc32
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
+from equipoise.shedder.balanced import evens_by_number
 from equipoise.shedder.loads import BundleTraffic, Load, fault_of, oldest_first
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -75,6 +76,8 @@ class Reports:
     * `usual`: the weight of an unreported bundle. It is the mean of the bundles that reports count
       but do not name; without any, the mean of the named bundles.
     * `named`: by broker, the bundles that its report names and no newer report does.
+    * `total`: the load of all brokers. `spread`: the standard deviation of the bundles' weights,
+      relative to their mean.
     """
 
     loads: Mapping[str, Load]
@@ -82,6 +85,8 @@ class Reports:
     weights: Mapping[str, float] = field(default_factory=dict)
     usual: float = 0.0
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    total: float = 0.0
+    spread: float = 0.0
 
     def scale(self, view: View) -> Scale:
         """Return a scale that includes moves after the reports. Otherwise many lookups at once
@@ -193,7 +198,19 @@ def _reports_of(
     for bundle, reporter in reporters.items():
         named.setdefault(reporter, []).append(bundle)
     by_reporter = {reporter: frozenset(bundles) for reporter, bundles in named.items()}
-    return Reports(loads=loads, carried=carried, weights=weights, usual=usual, named=by_reporter)
+    number = len(weights) + uncounted
+    mean = (sum(weights.values()) + uncounted * usual) / number if number else 0.0
+    squares = sum((each / mean - 1) ** 2 for each in weights.values()) if mean else math.inf
+    squares += uncounted * (usual / mean - 1) ** 2 if mean else 0.0
+    return Reports(
+        loads=loads,
+        carried=carried,
+        weights=weights,
+        usual=usual,
+        named=by_reporter,
+        total=sum(carried.values()),
+        spread=math.sqrt(squares / number) if number else math.inf,
+    )
 
 
 # --- strategies ---
@@ -251,14 +268,24 @@ class FewestBundles(_ByReports):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCost(_ByReports):
-    """Places each bundle at the broker whose bundles will cost least per capacity: the score of
-    `shedder.balanced`.
+    """Places each bundle at the broker whose bundles will cost least per capacity, or that will
+    have the fewest where `shedder.balanced` evens them out by number.
     """
 
     _combined = staticmethod(by_cost)
 
     def _scale(self, destinations: Destinations) -> Scale:
-        return replace(self._reports.scale(destinations.view), room=_capacities(destinations))
+        reports, room = self._reports, _capacities(destinations)
+        if evens_by_number(reports.total, reports.spread, sum(room.values())):
+            return _by_count(destinations)
+        scale, view = reports.scale(destinations.view), destinations.view
+        # A broker without a report costs what it holds, so that one that has just been restarted
+        # gets the bundles of the next, rather than brokers that are still to be restarted.
+        carried = {
+            broker.broker: view.held_count(broker.incarnation) * scale.usual
+            for broker in destinations.live
+        }
+        return replace(scale, carried={**carried, **scale.carried}, room=room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,11 +74,13 @@ def cluster_snapshot_of(
     *,
     now_ms: int,
     resting: Collection[str] = (),
+    returning: Mapping[str, str] | None = None,
     since: Since | None = None,
 ) -> ClusterSnapshot:
     """Return the cluster of `view` at `now_ms` (Unix time), with its policies and placement rules.
 
-    `resting` are bundles that have moved lately, `since` is what has happened since the last round.
+    `resting` are bundles that have moved lately, `returning` brokers that take no part yet, and
+    why, `since` is what has happened since the last round.
     A broker without recent reports takes no part, even if a policy's own limit would still accept
     its last report.
     """
@@ -92,7 +94,7 @@ def cluster_snapshot_of(
         now_ms=now_ms,
         age_ms_max=age_ms_max,
         resting=resting,
-        maintained=destinations.maintained,
+        apart={**(returning or {}), **destinations.maintained},
         frozen=controls_in(view, now_ms).why_frozen,
     )
     destinations.weigh(snapshot.brokers)

@@ -18,7 +18,7 @@ from tests.benchmarks.frame import report, single, summary
 from tests.load.fastapi_programs import PatientCallers, Program, programs
 
 PROGRAMS: Final = 3
-PAGES, RATES = 80, (200.0, 800.0)
+PAGES, RATES = [f"page-{number}" for number in range(80)], (200.0, 800.0)
 ROUNDS, KILLS = 2, 3
 WARM_UP_S, SETTLE_S = 5.0, 6.0
 """After each event callers go on for `SETTLE_S`, which is twice the lease. So all calls that it
@@ -49,7 +49,9 @@ async def measure(folder: Path) -> dict[str, object]:
 async def measure_at(folder: Path, rate: float, *, kills: int) -> dict[str, object]:
     """Return the figures of one rate."""
     async with aiohttp.ClientSession() as session, programs(folder, PROGRAMS, session) as started:
-        callers = PatientCallers([each.address for each in started], pages=PAGES, rate=rate / PAGES)
+        callers = PatientCallers(
+            [each.address for each in started], pages=PAGES, rate=rate / len(PAGES)
+        )
 
         async def restart(each: Program) -> None:
             await each.terminate()
@@ -96,7 +98,7 @@ if __name__ == "__main__":
     report(
         "fastapi_restart",
         lambda folder: uvloop.run(measure(folder)),
-        f"{PROGRAMS} processes of uvicorn and {PAGES} callers on the same CPUs, the log in SQLite,"
-        f" {ROUNDS * PROGRAMS} restarts by SIGTERM at each rate, {KILLS} kills; a call includes its"
-        " redirects and retries",
+        f"{PROGRAMS} processes of uvicorn and {len(PAGES)} callers on the same CPUs, the log in"
+        f" SQLite, {ROUNDS * PROGRAMS} restarts by SIGTERM at each rate, {KILLS} kills; a call"
+        " includes its redirects and retries",
     )

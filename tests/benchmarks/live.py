@@ -134,7 +134,8 @@ def _shard_of(key: str) -> int:
     return key_hash(key) * SHARDS >> 32
 
 
-def _keys() -> Mapping[int, Sequence[str]]:
+def keys_by_shard() -> Mapping[int, Sequence[str]]:
+    """Some keys of each shard."""
     found: dict[int, list[str]] = {shard: [] for shard in range(SHARDS)}
     for number in count():
         keys = found[_shard_of(key := f"page-{number}")]
@@ -158,7 +159,7 @@ class Callers:
         self.failures = 0
         self._session = session
         self._at: dict[str, str] = {}
-        self._keys = _keys()
+        self._keys = keys_by_shard()
         self._random = Random(1)
 
     async def run(self) -> None:

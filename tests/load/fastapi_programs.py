@@ -121,23 +121,35 @@ class PatientCallers:
     """One caller for each page at `rate` calls per second. It asks any program over a new
     connection, also one that is not ready; follows redirects; and tries again until it is served.
 
+    If it `remembers`, it keeps connections, and asks the program that served the page last, unless
+    that refuses.
+
     `calls` are the start of each call and its length with all retries, in seconds. `broken` are the
     errors of attempts that may have been executed: all but refused connections.
     """
 
-    def __init__(self, addresses: Sequence[str], *, pages: int, rate: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        pages: Sequence[str],
+        rate: float,
+        remembers: bool = False,
+    ) -> None:
         self.calls: list[tuple[float, float]] = []
         self.retries = 0
         self.broken: list[str] = []
         self._addresses = addresses
-        self._pages = [f"page-{number}" for number in range(pages)]
+        self._pages = pages
         self._period_s = 1 / rate
+        self._remembers = remembers
+        self._served_at: dict[str, str] = {}
         self._stopping = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
         """Call meanwhile, and finish the last calls at the end."""
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self._remembers)
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
@@ -153,7 +165,9 @@ class PatientCallers:
         while not self._stopping.is_set():
             await asyncio.sleep(max(0.0, due_s - perf_counter()))
             began_s = perf_counter()
-            while not await self._is_served(session, random.choice(self._addresses), page):
+            while not await self._is_served(
+                session, self._served_at.pop(page, random.choice(self._addresses)), page
+            ):
                 self.retries += 1
                 await asyncio.sleep(RETRY_S)
             self.calls.append((began_s, perf_counter() - began_s))
@@ -163,6 +177,8 @@ class PatientCallers:
         try:
             async with session.post(f"{address}/visits/{page}") as answer:
                 await answer.read()
+                if self._remembers and answer.status == 200:
+                    self._served_at[page] = str(answer.url.origin())
                 return answer.status == 200
         except aiohttp.ClientConnectorError:
             return False

@@ -22,7 +22,7 @@ from equipoise.brokers.balancing.decisions import (
     decision_of,
     plausible,
 )
-from equipoise.brokers.balancing.moves import joined_in, moved_in
+from equipoise.brokers.balancing.moves import has_left, joined_in, moved_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import (
     BalancingRound,
@@ -123,6 +123,7 @@ class Balancing:
         interval_ms = settings.balancing.shed_interval_ms
         self._begin_or_drop()
         await self._look_for_newcomers(now.boot_ms)
+        self._scheduler.returning(now.boot_ms)  # A round is due at its end.
         await self._measure_outcomes(now.boot_ms, settings.reports.interval_min_ms)
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
         # Moves in progress can delay rounds for minutes. Placement must use the present load
@@ -259,6 +260,7 @@ class Balancing:
         now, shedder = self._worker.clock.now(), settings.balancing.shedder
         memory, since = self._memories.get(shedder), self._since_asked(shedder)
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
+        returning = self._scheduler.returning(now.boot_ms)
 
         def plan() -> tuple[BalancingRound, Mapping[str, str]]:
             cluster = cluster_snapshot_of(
@@ -267,6 +269,7 @@ class Balancing:
                 settings,
                 now_ms=now.wall_ms,
                 resting=resting,
+                returning=returning,
                 since=since,
             )
             planned = plan_round(cluster, settings, placement, memory=memory, resting=resting)
@@ -339,13 +342,14 @@ class Balancing:
     # --- moves ---
 
     def _note_folded(self, folded: Folded) -> None:
-        """Note who joins, and all moves, by any broker: a broker that becomes the leader must not
-        move at once what has just moved.
+        """Note who comes and goes, and all moves, by any broker: a broker that becomes the leader
+        must not move at once what has just moved.
         """
         self._outcomes.changed(folded.verdict.changes, self._worker.view)
         moved = moved_in(folded.verdict.changes)
         joined = joined_in(folded.verdict.changes)
-        if moved or joined:
+        leaves = has_left(folded.verdict.changes)
+        if moved or joined or leaves:
             assert isinstance(folded.record, Record), "what changes something can be read"
             now = self._worker.clock.now()
             # Use the record's time, because a starting broker reads old records, but no time in the
@@ -354,9 +358,13 @@ class Balancing:
             self._note_moved(moved, at_ms)
             for broker in joined:
                 self._scheduler.joined(broker, at_ms)
+            if leaves:
+                self._scheduler.left(at_ms)
 
     def _note_resync(self, resync: Resync) -> None:
         """Note the moves in skipped records as of now, the latest possible time."""
+        if has_left(resync.changes):
+            self._scheduler.left(self._worker.clock.now().boot_ms)
         self._outcomes.changed(resync.changes, self._worker.view)
         self._note_moved(moved_in(resync.changes), self._worker.clock.now().boot_ms)
 

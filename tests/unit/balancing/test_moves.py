@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves, ObservedMove, moved_in
+from equipoise.brokers.balancing.moves import (
+    MoveKind,
+    MoveResult,
+    Moves,
+    ObservedMove,
+    has_left,
+    moved_in,
+)
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
@@ -219,3 +226,16 @@ def test_new_and_lost_bundles_have_not_moved() -> None:
     for broker in ("owner", "target"):
         story.tell(f"admin assign {broker}", f"{broker} opened", f"admin declares {broker}")
     assert ((), []) == (moved_in(made.changes), story.moved)
+
+
+def test_brokers_that_drain_and_leave_are_recognised() -> None:
+    channel = channel_with("a", "b")
+
+    def tells(record: AnyRecord) -> bool:
+        return has_left(channel.put(record).changes)
+
+    assert not tells(propose.renewed(channel.author("a"), channel.broker("a")))
+    assert tells(propose.draining(channel.author("a"), channel.broker("a")))
+    assert not tells(propose.renewed(channel.author("a"), channel.broker("a")))
+    assert tells(propose.left(channel.author("a"), channel.broker("a")))
+    assert not tells(record_of(channel, "a declares b"))

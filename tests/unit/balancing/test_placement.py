@@ -202,6 +202,42 @@ PLACED: dict[str, tuple[Sequence[Member | str], int, Placement, str]] = {
         ),
         "4000:large c000:large 0000:small 8000:small",
     ),
+    # In a rolling restart it needs most of what the next broker gives away.
+    "a broker without a report costs what it holds": (
+        ("a", "b", "new"),
+        4,
+        LeastCost(
+            loads={
+                "a": reported("a", cost=30),
+                "b": reported("b", cost=25, costs=TENS),
+            }
+        ),
+        "4000:new 8000:b 0000:a c000:a",
+    ),
+    "bundles of equal costs go by number": (
+        ("a", "b"),
+        4,
+        LeastCost(
+            loads={
+                "a": reported("a", cost=30),
+                "b": reported("b", cost=25, costs=dict.fromkeys(FOUR, 10.0)),
+            }
+        ),
+        "0000:a 4000:b 8000:a c000:b",
+    ),
+    "bundles that cost next to nothing go by number": (
+        ("a", "b"),
+        4,
+        LeastCost(
+            loads={
+                "a": reported(
+                    "a", cost=5e-4, costs=dict(zip(FOUR, (1e-4, 2e-5, 3e-5, 4e-5), strict=True))
+                ),
+                "b": reported("b", cost=2e-4),
+            }
+        ),
+        "0000:a 4000:b 8000:a c000:b",
+    ),
     # A broker with impossible figures counts as one without a report.
     **{
         f"a use of {lie}": (

@@ -37,6 +37,7 @@ from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load, Weights, averaged
 from equipoise.shedder.plan import Budget, Move
+from equipoise.shedder.scheduler import RETURNS
 from equipoise.shedder.snapshot import Candidates, Since, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import Channel
@@ -150,6 +151,23 @@ def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, told: str | 
     message = f"its last load report was made {told} (limit: 15 s)"
     assert ({} if told is None else {"a": message}) == apart
     assert (told is None) == ("a" in fresh(old, settings, now_ms=NOW_MS))
+
+
+def test_a_broker_that_returns_takes_no_part_yet() -> None:
+    """Unless there is another reason, which comes first."""
+    channel = uneven_channel()
+    channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
+    snapshot = cluster_snapshot_of(
+        channel.view,
+        loads(channel, PERCENTS),
+        SETTINGS,
+        now_ms=NOW_MS,
+        returning={"a": RETURNS, "c": RETURNS, "gone": RETURNS},
+    ).snapshot
+    assert ["a", "c"] == sorted(snapshot.apart)
+    barred = {broker.broker: broker.barred for broker in snapshot.brokers}
+    assert (None, RETURNS) == (barred["b"], barred["c"])
+    assert RETURNS != barred["a"]
 
 
 def test_a_draining_broker_takes_no_part_because_it_drains() -> None:

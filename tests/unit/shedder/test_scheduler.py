@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.shedder.plan import Move
-from equipoise.shedder.scheduler import Ends, Scheduler
+from equipoise.shedder.scheduler import RETURNS, Ends, Scheduler
 
 INTERVAL_MS, REST_MS = 5_000, 60_000
 START_MS = 1_000
@@ -137,6 +137,39 @@ def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler)
     assert due(scheduler, START_MS + 1)
     scheduler.planned((), fills=True)
     assert not due(scheduler, START_MS + 2)
+
+
+def test_brokers_that_return_in_a_rolling_restart_take_part_at_its_end(
+    scheduler: Scheduler,
+) -> None:
+    """It ends when none has come or gone for 5 s. Then a round is due at once."""
+    scheduler.left(START_MS)
+    scheduler.joined("a", START_MS + 1_000)
+    scheduler.left(START_MS + 5_999)
+    assert {"a": RETURNS} == scheduler.returning(START_MS + 9_000)
+    scheduler.joined("b", START_MS + 10_998)
+    end_ms = START_MS + 15_998
+    assert {"a": RETURNS, "b": RETURNS} == scheduler.returning(end_ms - 1)
+    assert due(scheduler, end_ms - 1)
+    assert not due(scheduler, end_ms)
+    assert {} == scheduler.returning(end_ms)
+    assert due(scheduler, end_ms)
+    assert not due(scheduler, end_ms + 1)
+
+
+def test_a_broker_that_replaces_none_takes_part_at_once(scheduler: Scheduler) -> None:
+    scheduler.joined("a", START_MS)
+    scheduler.left(START_MS)
+    scheduler.joined("b", START_MS + 60_000)
+    assert {} == scheduler.returning(START_MS + 60_000)
+
+
+def test_brokers_that_come_and_go_keep_nobody_apart_for_long(scheduler: Scheduler) -> None:
+    scheduler.left(START_MS)
+    for number in range(62):
+        scheduler.joined(str(number), START_MS + number * 1_000)
+        scheduler.left(START_MS + number * 1_000)
+    assert [str(number) for number in range(2, 62)] == list(scheduler.returning(START_MS + 61_999))
 
 
 def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler) -> None:

@@ -25,6 +25,7 @@ from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Budget, Move, Plan, Predicted
 from equipoise.shedder.policy import Policy
+from equipoise.shedder.scheduler import RETURNS
 from equipoise.shedder.snapshot import Snapshot
 from tests.unit.http.cluster import Cluster, cluster, started, until
 
@@ -376,6 +377,17 @@ async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path:
             assert [] == stage.decisions
             stage.bus.publish(Load(broker=late.id, at_ms=joined_ms))
             await until(lambda: bool(stage.decisions))
+
+
+async def test_a_broker_that_replaces_another_takes_no_part_at_first(tmp_path: Path) -> None:
+    async with balanced(tmp_path, brokers=3) as stage:
+        stage.begin()
+        leader, _, other = stage.cluster.brokers
+        await other.worker.stop()
+        async with started(tmp_path, leader.worker.config.log_url, {}) as late:
+            await until(lambda: late.id in stage.policy.seen[-1].live)
+            assert {late.id: RETURNS} == stage.policy.seen[-1].apart
+            await until(lambda: {} == stage.policy.seen[-1].apart)
 
 
 async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
