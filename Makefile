@@ -24,7 +24,7 @@ TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors docs proto fuzz clean
+.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors docs proto page-libraries fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -134,6 +134,10 @@ proto: setup ## Make the code of Pulsar's commands anew from equipoise/brokers/p
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"
 	@$(BIN)/python -m uv run --quiet --isolated --frozen --only-group proto --python $(BIN)/python \
 	  python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. equipoise/brokers/pulsar/wire/pulsar_api.proto
+
+page-libraries: setup ## Fetch the libraries of the page from npm again, and check them
+	@echo "== page-libraries: what compose/page_libraries.py names"
+	@$(BIN)/python -m compose.page_libraries
 
 fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECONDS=60]
 	@echo "== fuzz: atheris for $(or $(SECONDS),60) s"

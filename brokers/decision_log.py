@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
 from equipoise.brokers.side_topics import DECISIONS, DOCUMENT_BYTES_MAX
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.core.side_log import Document, newest
+from equipoise.channel.core.side_log import Document, newest, read_on
 from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 
@@ -49,6 +49,29 @@ def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
     with closing(open_side_log(log_url, DECISIONS)) as documents:
         found = [decode(each.value or b"") for each in newest(documents, at_most)]
     return [decision for decision in found if decision is not None]
+
+
+class DecisionTail:
+    """Reads the decisions beside the channel at `log_url` as they come, for one thread at a time,
+    beginning with the last ones.
+    """
+
+    def __init__(self, log_url: str, *, at_most: int) -> None:
+        """`at_most`: how many to begin with. Raises what `open_side_log` raises."""
+        self._documents = open_side_log(log_url, DECISIONS)
+        self._at_most = at_most
+        self._position: int | None = None
+
+    def read(self) -> Sequence[tuple[int, Decision]]:
+        """Return what has come since the last call, with positions. Raises `SideLogUnavailable`."""
+        if self._position is None:
+            first, end = self._documents.bounds()
+            self._position = max(first, end - self._at_most)
+        found = list(read_on(self._documents, self._position))
+        if found:
+            self._position = found[-1].position + 1
+        decoded = ((each.position, decode(each.value or b"")) for each in found)
+        return [(position, decision) for position, decision in decoded if decision is not None]
 
 
 def last_outcome_and_stay(

@@ -382,7 +382,7 @@ def _weighed(
         for load in by_broker.values()
         if abs(now_ms - load.at_ms) <= age_ms_max and fault_of(load) is None
     )
-    scales = _Scales(counted, capacities_in(view))
+    scales = Scales(counted, capacities_in(view))
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     weighed = []
     for broker in brokers:
@@ -439,7 +439,7 @@ def less_other_work(
     ]
 
 
-class _Scales:
+class Scales:
     """The cost of each bundle by the valid loads, for any owner."""
 
     def __init__(self, loads: Iterable[Load], percents: Mapping[str, float]) -> None:

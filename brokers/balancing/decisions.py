@@ -18,6 +18,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from equipoise.brokers.errors import counted
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Change
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load, fault_of
@@ -111,6 +112,44 @@ class Decision:
             return self.brokers[0].sentence
         explained: tuple[Move | Stay, ...] = (*self.plan.moves, *self.plan.stays)
         return next((each.reason for each in explained), None)
+
+    @property
+    def title(self) -> str:
+        """What was decided, by whom, and with which result, in a line."""
+        if self.kind == "outcome":
+            return f"outcome of a round by {self.broker} ({self.strategy})"
+        result, cause = self.outcome
+        return f"{self.kind} by {self.broker} ({self.strategy}): {result}, {cause}"
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The details: the spread of the load, why the round was idle, and each move and stay."""
+        spread = ", ".join(self._spread())
+        if spread:
+            yield spread
+        if self.plan.idle is not None:
+            yield self.plan.idle.reason
+        yield from (each.sentence for each in self.brokers)
+        yield from map(self.move_line, self.plan.moves)
+        if self.moves_left_out:
+            yield f"and {counted(self.moves_left_out, 'move')} more"
+        for stay in self.plan.stays:
+            if self.plan.idle is None or stay.reason != self.plan.idle.reason:
+                yield f"{stay.subject} stays: {stay.reason}"
+        if self.stays_left_out:
+            yield f"and {counted(self.stays_left_out, 'other')} that stay"
+
+    def _spread(self) -> Iterator[str]:
+        plan = self.plan
+        if plan.mean is not None:
+            yield f"mean {format_percent(plan.mean)}"
+        if plan.deviation is not None:
+            after = (
+                f" -> {format_percent(plan.deviation_after)}"
+                if plan.moves and plan.deviation_after is not None
+                else ""
+            )
+            yield f"deviation {format_percent(plan.deviation)}{after}"
 
     def move_line(self, move: Move) -> str:
         """Return one of the moves in a line: why it was planned or, in an outcome, how long it

@@ -22,6 +22,8 @@ from equipoise.brokers.http.connections import Connections
 from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
+from equipoise.brokers.http.page.files import PageFiles
+from equipoise.brokers.http.page.live import LiveOverview
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.http.rights import authorized
 from equipoise.brokers.runtime.listening import listen
@@ -47,13 +49,19 @@ def make_app(
     Add the routes of services as `typed`, too, and `unmatched` after them.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    assignment = Assignment(worker)
+    assignment, overview = Assignment(worker), LiveOverview(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     # Lookups read the log to its end only before they deny something.
     app.add_routes(
         [
             typed(route)
-            for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())
+            for route in (
+                *lookup.routes(),
+                *Handovers(worker).routes(),
+                *Health(worker).routes(),
+                *PageFiles().routes(),
+                *overview.routes(),
+            )
         ]
     )
     groups = (
@@ -72,7 +80,7 @@ def make_app(
     app.add_routes([typed(reading(worker, route)) for route in routes])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in
     # progress.
-    app.on_shutdown.append(assignment.close)
+    app.on_shutdown.extend((assignment.close, overview.close))
     return app
 
 

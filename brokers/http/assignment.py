@@ -32,6 +32,14 @@ from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.http.answers import JSON, done
 from equipoise.brokers.http.bodies import integer_of, namespace_of
+from equipoise.brokers.http.events import (
+    EVENTS,
+    HEARTBEAT,
+    HEARTBEAT_MS,
+    Write,
+    event,
+    streamed,
+)
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import (
@@ -152,21 +160,8 @@ POLL_MS_MAX: Final = 300_000
 """Limit of the duration of a poll. Proxies cut connections that are silent for longer than five
 minutes, mostly sooner."""
 
-HEARTBEAT_MS: Final = 10_000
-"""How often a stream sends something, and a poll checks for its client, so that each side notices
-when the other is gone."""
-
-HEARTBEAT: Final = b":\n\n"
-"""An event that every parser ignores."""
-
 TABLES_REMEMBERED_MAX: Final = 64
 """Limit of cached tables. One of 1,000 bundles takes 200 KB, so 13 MB in all."""
-
-WRITE_S_MAX: Final = 30.0
-"""How long a client may leave its stream unread once all buffers are full. Then it is disconnected,
-and reconnects for a new table."""
-
-_EVENTS: Final = "text/event-stream"
 
 FOLLOWERS_MAX: Final = 10_000
 """Limit of concurrent long polls and streams. Each is a socket and about 20 KiB, so 200 MB in
@@ -309,7 +304,7 @@ class Assignment:
         changes.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
-        if _EVENTS in request.headers.get("Accept", ""):
+        if EVENTS in request.headers.get("Accept", ""):
             return await self._stream(request, namespace)
         after = integer_of(request, "after", default=-1, at_most=INTEGER_MAX)
         timeout_ms = integer_of(request, "timeout_ms", default=POLL_MS_DEFAULT, at_most=POLL_MS_MAX)
@@ -360,38 +355,28 @@ class Assignment:
 
     async def _stream(self, request: web.Request, namespace: str) -> web.StreamResponse:
         with self._feed.follower(namespace) as follower:
-            response = web.StreamResponse(
-                headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"}
+            return await streamed(
+                request, lambda write: self._send_changes(write, namespace, follower)
             )
-            await response.prepare(request)
-            try:
-                await self._send_changes(response, namespace, follower)
-            except (ConnectionError, TimeoutError):
-                # The client is gone, or has stopped reading. It may reconnect.
-                if request.transport is not None:
-                    request.transport.abort()
-        return response
 
-    async def _send_changes(
-        self, response: web.StreamResponse, namespace: str, follower: Follower
-    ) -> None:
+    async def _send_changes(self, write: Write, namespace: str, follower: Follower) -> None:
         has_table, sent = False, None
         while not self._feed.is_closed:
             changed, view = follower.take(), self._worker.view
             if namespace not in view.namespaces:
-                await _write(response, _event("deleted", view.offset, b"{}"))
+                await write(event("deleted", b"{}", view.offset))
                 return
             offset = self._feed.offset_of(view, namespace)
             unserved = why_unserved(view, namespace)
             if not has_table:
-                await _write(response, _event("table", offset, self._table(namespace)))
+                await write(event("table", self._table(namespace), offset))
                 has_table = True
             # A program that starts or ends is no change of the namespace: the next event says it.
             elif changed or unserved != sent:
                 data = _change(view, offset, unserved, changed)
-                await _write(response, _event("change", offset, data))
+                await write(event("change", data, offset))
             else:
-                await _write(response, HEARTBEAT)
+                await write(HEARTBEAT)
             sent = unserved
             await follower.wait(timeout_ms=HEARTBEAT_MS)
 
@@ -407,13 +392,3 @@ def _change(view: View, offset: int, unserved: str | None, changed: Sequence[str
             "gone": gone,
         }
     )
-
-
-def _event(name: str, offset: int, data: bytes) -> bytes:
-    """Return a server-sent event. `data` must be one line."""
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (offset, name.encode(), data)
-
-
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(WRITE_S_MAX):
-        await response.write(data)

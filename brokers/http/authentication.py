@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 from equipoise.brokers.http.answers import json_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identify
 from equipoise.brokers.http.connections import LIMITED, Connection
+from equipoise.brokers.http.page.files import PAGE_PATHS
 from equipoise.brokers.runtime.worker import PROCESS
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
@@ -64,10 +65,9 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        is_probe = (
-            resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING
-        )
-        if gate is None:
+        path = None if resource is None or request.method not in _PROBING else resource.canonical
+        is_probe = path in OPEN_PATHS
+        if gate is None or path in PAGE_PATHS:
             return await (handler(request) if is_probe else within_limits(request, handler, limits))
         credentials = credentials_in(
             request.headers.getall(hdrs.AUTHORIZATION, ()), request.headers.getall(ORIGINAL, ())

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.errors import not_ready
 from equipoise.brokers.http.answers import json_answer, text_answer, typed
+from equipoise.brokers.http.page.files import PageFiles
 from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.router import ChannelLoss
 from equipoise.brokers.runtime.worker import PROCESS, Worker
@@ -162,6 +163,7 @@ class WaitingRoom:
         return (
             web.get("/health", self.health),
             web.get("/ready", self.ready),
+            *PageFiles().routes(),
             web.route("*", "/{path:(?s:.*)}", self.refused),
         )
 

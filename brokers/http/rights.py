@@ -21,6 +21,7 @@ from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.answers import error_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.lookup import topic_in
+from equipoise.brokers.http.page.files import PAGE_PATHS
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
@@ -55,6 +56,8 @@ _ALL: Final = ""
 ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     (_READS, "/health", ANYONE),
     (_READS, "/ready", ANYONE),
+    # Its data are below.
+    *((_READS, path, ANYONE) for path in sorted(PAGE_PATHS)),
     # Clients of topics.
     (_READS, f"{_LOOKUP}**", USE),
     (_READS, "/v1/assignment/**", USE),
@@ -88,6 +91,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     # The cluster.
     (_READS, "/metrics", READ),
     (_READS, "/v1/brokers", READ),
+    (_READS, "/v1/overview", READ),
     (_READS, "/admin/**", READ),
     (_ALL, "/admin/**", ADMINISTER),
 )

@@ -83,7 +83,7 @@ class BundleLines:
 
     def moved(self, move: ObservedMove, view: View) -> None:
         """Write the line of an ended move, if this broker took part."""
-        source, destination = _broker(view, move.source), _broker(view, move.destination)
+        source, destination = broker_of(view, move.source), broker_of(view, move.destination)
         if self._broker not in (source, destination):
             return
         if destination == self._broker != source:
@@ -106,7 +106,7 @@ class BundleLines:
         )
 
 
-def _broker(view: View, incarnation: int | None) -> str | None:
+def broker_of(view: View, incarnation: int | None) -> str | None:
     """Return the id of the broker that an incarnation is, or was."""
     if incarnation is None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from equipoise.channel.core import entries as digests
@@ -221,6 +222,10 @@ class View:
     def unsettled(self) -> list[BundleEntry]:
         """Return the bundles in any phase but `owned`, by name."""
         return [self.bundles[name] for name in sorted(self._unsettled)]
+
+    def first_unsettled(self, at_most: int) -> list[BundleEntry]:
+        """Return some of the bundles in any phase but `owned`: all, or those that left it first."""
+        return [self.bundles[name] for name in islice(self._unsettled, at_most)]
 
     def can_give(self, incarnation: int) -> bool:
         """Return whether another broker may be given a bundle that names this incarnation."""

@@ -23,6 +23,8 @@ from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, texts_of
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
+from equipoise.brokers.http.page.files import PageFiles
+from equipoise.brokers.http.page.live import LiveOverview
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
@@ -58,6 +60,8 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Policies of topics": TopicPolicies,
     "Assignment": Assignment,
     "Health": Health,
+    "Page": PageFiles,
+    "Overview": LiveOverview,
 }
 """Each group of paths, with the class that serves it."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,12 +14,11 @@ from aiohttp import web
 
 from equipoise.brokers.http.answers import problem_answer
 from equipoise.channel.core.records import NamespaceRecord, Renewed
-from tests.pulsar.programs import is_required
+from tests.page.browsers import browser
 from tests.unit.http.cluster import cluster
 
 pytestmark = pytest.mark.integration
 
-BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
 NAME = "evil.example"
 ORDER = "/admin/v2/brokers/drain"
 
@@ -37,15 +35,6 @@ PAGE = """<!doctype html><title>a page</title><iframe name="sink"></iframe>
     .then(() => document.body.append("all was sent"));
 </script>
 """  # noqa: E501
-
-
-def browser() -> str:
-    """A browser of this machine; without one the test is skipped, or fails in CI."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        problem = f"no browser is installed; one of these is needed: {', '.join(BROWSERS)}"
-        (pytest.fail if is_required() else pytest.skip)(problem)
-    return found
 
 
 @asynccontextmanager

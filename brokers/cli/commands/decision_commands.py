@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
@@ -14,8 +13,6 @@ from equipoise.brokers.cli.options import LogOption, handle
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import Output, print_json, print_line, print_wrapped
 from equipoise.brokers.decision_log import document_of, newest_decisions
-from equipoise.brokers.errors import counted
-from equipoise.shedder.reported import format_percent
 
 app = group("Show what the balancer decided, and why.")
 
@@ -52,43 +49,10 @@ def decisions(
     now_ms = time.time_ns() // 1_000_000
     for decision in found:
         print_wrapped(_heading(decision, now_ms), indent=2, bold=True)
-        for line in _lines(decision):
+        for line in decision.lines:
             print_wrapped(f"  {line}", indent=4)
 
 
 def _heading(decision: Decision, now_ms: int) -> str:
     when = f"{local_time(decision.at_ms)}, {ago(now_ms - decision.at_ms)}"
-    if decision.kind == "outcome":
-        return f"{when}: outcome of a round by {decision.broker} ({decision.strategy})"
-    result, cause = decision.outcome
-    return f"{when}: {decision.kind} by {decision.broker} ({decision.strategy}): {result}, {cause}"
-
-
-def _level(decision: Decision) -> Iterator[str]:
-    """Yield what is known about the spread of the load."""
-    if decision.plan.mean is not None:
-        yield f"mean {format_percent(decision.plan.mean)}"
-    if decision.plan.deviation is not None:
-        after = (
-            f" -> {format_percent(decision.plan.deviation_after)}"
-            if decision.plan.moves and decision.plan.deviation_after is not None
-            else ""
-        )
-        yield f"deviation {format_percent(decision.plan.deviation)}{after}"
-
-
-def _lines(decision: Decision) -> Iterator[str]:
-    level = ", ".join(_level(decision))
-    if level:
-        yield level
-    if decision.plan.idle is not None:
-        yield decision.plan.idle.reason
-    yield from (each.sentence for each in decision.brokers)
-    yield from map(decision.move_line, decision.plan.moves)
-    if decision.moves_left_out:
-        yield f"and {counted(decision.moves_left_out, 'move')} more"
-    for stay in decision.plan.stays:
-        if decision.plan.idle is None or stay.reason != decision.plan.idle.reason:
-            yield f"{stay.subject} stays: {stay.reason}"
-    if decision.stays_left_out:
-        yield f"and {counted(decision.stays_left_out, 'other')} that stay"
+    return f"{when}: {decision.title}"

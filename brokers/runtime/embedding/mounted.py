@@ -15,6 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -42,6 +43,9 @@ _logger: Final = logging.getLogger(__name__)
 
 # The path of the one route of the aiohttp application.
 _ANY_PATH: Final = "/{path:.*}"
+
+# The page finds its files beside itself.
+_AT_SLASH: Final = "the page is at the same address with a slash at its end"
 
 # How a WebSocket is refused before it is accepted: servers answer 403.
 _REFUSED: Final = 1_000
@@ -95,6 +99,12 @@ class MountedHttp:
             path_of(scope, below=scope.get("root_path", "")),
             scope["query_string"].decode("latin-1"),
         )
+        if target.path == "/" and not scope["path"].endswith("/"):
+            # Relative, because a proxy may show the mount elsewhere.
+            mount = scope.get("root_path", "") or scope["path"]
+            moved = {"location": quote(f"{mount.rpartition('/')[2]}/")}
+            await refuse(send, HTTPStatus.PERMANENT_REDIRECT, _AT_SLASH, "Moved", moved)
+            return
         headers = _request_headers(
             scope["headers"], server=scope.get("server"), client=scope.get("client")
         )

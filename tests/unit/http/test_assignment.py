@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from equipoise.brokers.http import assignment
+from equipoise.brokers.http import assignment, events
 from tests.unit.http.cluster import (
     NAMESPACE,
     Broker,
@@ -241,7 +241,7 @@ async def test_a_stream_that_nobody_reads_is_ended(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its place is free again."""
-    monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
+    monkeypatch.setattr(events, "WRITE_S_MAX", 0.05)
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
     # A comment of a megabyte fills the buffers sooner than one of three bytes.
     monkeypatch.setattr(assignment, "HEARTBEAT", b":" + b" " * 1_000_000 + b"\n\n")

@@ -239,3 +239,26 @@ async def test_what_is_no_request_is_refused() -> None:
     assert "websocket.close" == send.await_args_list[0].args[0]["type"]
     with pytest.raises(NotImplementedError, match="mount it into a program"):
         await MountedHttp()({"type": "lifespan"}, AsyncMock(), send)
+
+
+async def test_the_mount_itself_leads_to_the_page_below_it() -> None:
+    """The page finds its files beside itself. A program with `install` passes this on; frameworks
+    redirect themselves.
+    """
+    sent = AsyncMock()
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/my broker",
+        "root_path": "/my broker",
+        "query_string": b"",
+        "headers": [],
+    }
+    received = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        return received.pop() if received else await asyncio.Future()
+
+    await MountedHttp()(scope, receive, sent)
+    start = sent.await_args_list[0].args[0]
+    assert (308, b"my%20broker/") == (start["status"], dict(start["headers"])[b"location"])

@@ -1,0 +1,1 @@
+"""The page about a cluster that every broker serves."""

@@ -1,0 +1,287 @@
+"""Keep one overview of the cluster for all open pages of a broker.
+
+It is made when a page asks for it, within a share of a core. With many bundles it is made less
+often, and the strips of namespaces are renewed one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+from itertools import count
+from typing import Final
+
+from equipoise.brokers.balancing.controls import controls_document
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.moves import Moves
+from equipoise.brokers.balancing.planning import fresh
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.decision_log import DecisionTail
+from equipoise.brokers.http.page.problems import problem_rows, problems_at_broker
+from equipoise.brokers.http.page.sections import (
+    MOVING_MAX,
+    Rows,
+    Sections,
+    Seen,
+    broker_rows,
+    decision_row,
+    moved_row,
+    moving_rows,
+)
+from equipoise.brokers.http.page.strips import SERVERS_MAX
+from equipoise.brokers.http.page.weighing import (
+    HOT_MAX,
+    SHARE,
+    Budget,
+    Namespace,
+    Weights,
+    focus_of,
+    namespace_of,
+    weights_of,
+)
+from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, NamespaceChanged
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.table import Resync
+from equipoise.shedder.loads import Load
+
+INTERVAL_NS: Final = 1_000_000_000
+"""How often the overview may change."""
+
+NAMESPACES_MAX: Final = 64
+"""How many namespaces a page gets: those with bundles that nobody owns, then those with the most
+load."""
+
+UNSETTLED_MAX: Final = 1_000
+"""How many bundles on their way are looked at. All may be, while no program serves them."""
+
+MOVED_MAX: Final = 40
+DECISIONS_MAX: Final = 30
+
+_READ_NS: Final = 2_500_000_000  # As often as a broker may report.
+_READ_NS_MAX: Final = 30_000_000_000
+
+
+class Overview:
+    """The overview of one broker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._moves = Moves()
+        self._moved: deque[tuple[str, Rows]] = deque(maxlen=MOVED_MAX)
+        self._touched: dict[str, None] = {}  # Namespaces to weigh first.
+        self._numbers: dict[str, int] = {}
+        self._next_number = count(1)
+        self._since_ms: Mapping[str, int] = {}
+        self._free_since_ms: Mapping[str, int] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._weights: Weights | None = None
+        self._bus: LoadBus | None = None
+        self._loads: Sequence[Load] = ()
+        self._fresh: Mapping[str, Load] = {}  # As they were read: they are not read all the time.
+        self._tail: DecisionTail | None = None
+        self._decisions: deque[tuple[str, Rows]] = deque(maxlen=DECISIONS_MAX)
+        self._last_round: Decision | None = None
+        self._problem: tuple[str, str] | None = None
+        self._due_ns = self._read_due_ns = time.monotonic_ns()
+        self._budget = Budget()
+        self._lock = asyncio.Lock()
+        self._sections: Sections = {}
+        self.end = worker.listen(self._folded, resynced=self._resynced)
+
+    async def sections(self) -> Sections:
+        """Return the overview, which is made anew if it is old."""
+        async with self._lock:  # All pages share one.
+            if time.monotonic_ns() >= self._due_ns:
+                await self._weigh(await self._newest_weights())
+                began_ns = time.thread_time_ns()
+                self._sections = self._made()
+                took_ns = time.thread_time_ns() - began_ns
+                self._due_ns = time.monotonic_ns() + max(INTERVAL_NS, round(took_ns / SHARE))
+            return self._sections
+
+    async def focus(self, namespace: str, low: int, high: int, budget: Budget) -> Rows:
+        """Return the part of a namespace that a page looks at, and spend its budget."""
+        return await focus_of(await self._newest_weights(), namespace, low, high, budget)
+
+    # --- making it ---
+
+    async def _newest_weights(self) -> Weights:
+        """Return the weights by the newest load reports, which are read now and then."""
+        now_ns = time.monotonic_ns()
+        weights, view = self._weights, self._worker.view
+        if weights is None or weights.view is not view or now_ns >= self._read_due_ns:
+            took_ns = await asyncio.to_thread(self._read)
+            began_ns = time.thread_time_ns()
+            for name in view.brokers:
+                if name not in self._numbers:
+                    self._numbers[name] = min(next(self._next_number), SERVERS_MAX)
+            settings = settings_in(view, self._worker.config.base_settings)
+            now_ms = self._worker.clock.now().wall_ms
+            self._fresh = fresh(self._loads, settings, now_ms=now_ms)
+            self._weights = weights = weights_of(view, self._numbers, self._fresh)
+            took_ns += time.thread_time_ns() - began_ns
+            self._budget.spent(took_ns)
+            # At most half of the budget.
+            wait_ns = min(_READ_NS_MAX, max(_READ_NS, round(2 * took_ns / SHARE)))
+            self._read_due_ns = now_ns + wait_ns
+        return weights
+
+    def _made(self) -> Sections:
+        unsettled = self._worker.view.first_unsettled(UNSETTLED_MAX)
+        now_ms = self._worker.clock.now().wall_ms
+        self._since_ms = _since(self._since_ms, (each.name for each in unsettled), now_ms)
+        self._free_since_ms = _since(self._free_since_ms, self._free(), now_ms)
+        seen = self._seen()
+        hot = nlargest(HOT_MAX, (each for found in self._namespaces.values() for each in found.hot))
+        return {
+            "cluster": self._cluster(seen),
+            "brokers": broker_rows(seen),
+            "problems": problem_rows(seen, unsettled),
+            "moving": self._moving(seen, unsettled),
+            "moved": dict(self._moved),
+            "decisions": dict(self._decisions),
+            "controls": controls_document(seen.view, seen.now_ms),
+            "namespaces": self._shown(),
+            "hot": {
+                f"{place:02}": {"bundle": name, "cost": float(f"{cost:.2g}"), "server": server}
+                for place, (cost, name, server) in enumerate(hot)
+            },
+        }
+
+    def _read(self) -> int:
+        """Read the reports and decisions beside the log, in a thread. Return its CPU time."""
+        began_ns = time.thread_time_ns()
+        log_url = self._worker.config.log_url
+        try:
+            self._bus = self._bus or LoadBus(log_url)
+            self._loads = self._bus.latest()
+            self._tail = self._tail or DecisionTail(log_url, at_most=DECISIONS_MAX)
+            for position, decision in self._tail.read():
+                self._decisions.append((f"{position:012}", decision_row(decision)))
+                self._last_round = decision if decision.kind == "shed" else self._last_round
+            self._problem = None
+        except EquipoiseError as error:
+            self._problem = str(error), "Check the log (Kafka, or the disk)."
+        return time.thread_time_ns() - began_ns
+
+    def _seen(self) -> Seen:
+        worker, now = self._worker, self._worker.clock.now()
+        settings = settings_in(worker.view, worker.config.base_settings)
+        is_readable = worker.log_is_available
+        return Seen(
+            view=worker.view,
+            now_ms=now.wall_ms,
+            settings=settings,
+            numbers=self._numbers,
+            fresh=self._fresh,
+            suspects=frozenset(
+                each.broker
+                for each in worker.view.live_brokers()
+                if worker.agent.is_suspect(each, now, log_is_readable=is_readable)
+            ),
+            since_ms=self._since_ms,
+            free={
+                name: (number, self._free_since_ms.get(name, now.wall_ms))
+                for name, number in self._free().items()
+            },
+            last_round=self._last_round,
+            at_broker=[*self._at_broker(now.wall_ms), *([self._problem] if self._problem else [])],
+        )
+
+    def _at_broker(self, now_ms: int) -> Sequence[tuple[str, str]]:
+        worker, loss = self._worker, self._worker.channel_loss
+        expires_s = worker.access.certificates.expires_s
+        found = problems_at_broker(
+            broker=worker.broker_id,
+            lost_ms=None if loss is None else loss.lost_ms,
+            problem="" if loss is None else str(loss.problem),
+            lag=worker.lag_records,
+            expires_ms=None if expires_s is None else int(1_000 * expires_s),
+            now_ms=now_ms,
+        )
+        advice = "Read what it logs."
+        return [*found, *((problem, advice) for problem in worker.client_problems.values())]
+
+    def _free(self) -> dict[str, int]:
+        """Return how many bundles of each namespace have no owner, as they were weighed last."""
+        return {name: each.free for name, each in self._namespaces.items() if each.free}
+
+    def _cluster(self, seen: Seen) -> Rows:
+        view, leader = seen.view, seen.view.leader()
+        return {
+            "name": view.cluster,
+            "log": self._worker.log_name,
+            "answers": self._worker.broker_id,
+            "leader": None if leader is None else leader.broker,
+            "offset": view.offset,
+            "at_ms": seen.now_ms,
+            "bundles": len(view.bundles),
+            "namespaces": len(view.namespaces),
+            "moving": sum(each.moving for each in self._namespaces.values()),
+            "free": sum(self._free().values()),
+            "policy": seen.settings.balancing.shedder,
+        }
+
+    def _moving(self, seen: Seen, unsettled: Sequence[BundleEntry]) -> Rows:
+        shown = [bundle for bundle in unsettled if bundle.phase != "free"][:MOVING_MAX]
+        reasons = {bundle.name: self._moves.reason(bundle.name) for bundle in shown}
+        return moving_rows(seen, shown, {name: why for name, why in reasons.items() if why})
+
+    async def _weigh(self, weights: Weights) -> None:
+        """Weigh the namespaces: all at first, then those that changed, then the others in turn."""
+        names, is_first = weights.view.namespaces, not self._namespaces
+        known = {name: each for name, each in self._namespaces.items() if name in names}
+        absent = (name for name in names if name not in known)
+        for name in list(dict.fromkeys((*absent, *self._touched, *known))):
+            if name in self._namespaces and self._budget.is_used_up:
+                break
+            self._touched.pop(name, None)  # Before: what changes meanwhile counts again.
+            if name in names:
+                found = await namespace_of(weights, name, self._budget)
+                known.pop(name, None)  # So that it is the last one next time.
+                known[name] = found
+        self._namespaces = known
+        if is_first:  # To open a page costs one whole pass.
+            self._budget = Budget()
+
+    def _shown(self) -> Rows:
+        if len(self._namespaces) <= NAMESPACES_MAX:
+            return {name: each.row for name, each in self._namespaces.items()}
+        shown = nlargest(
+            NAMESPACES_MAX,
+            self._namespaces.items(),
+            key=lambda pair: (pair[1].free, pair[1].cost),
+        )
+        return {name: each.row for name, each in shown}
+
+    # --- listening ---
+
+    def _folded(self, folded: Folded) -> None:
+        now = self._worker.clock.now()
+        for move in self._moves.folded(folded, self._worker.clock.boot_ns()):
+            row = moved_row(move, self._worker.view, at_ms=now.wall_ms)
+            self._moved.append((f"{move.offset} {move.bundle}", row))
+        self._touch(folded.verdict.changes)
+
+    def _resynced(self, resync: Resync) -> None:
+        self._moves.resynced(resync)
+        self._touch(resync.changes)
+
+    def _touch(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if isinstance(change, BundleChanged):
+                entry = change.after or change.before
+                if entry is not None:
+                    self._touched[entry.namespace] = None
+            elif isinstance(change, NamespaceChanged):
+                self._touched[change.name] = None
+
+
+def _since(before: Mapping[str, int], names: Iterable[str], now_ms: int) -> Mapping[str, int]:
+    return {name: before.get(name, now_ms) for name in names}

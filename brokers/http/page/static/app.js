@@ -1,0 +1,137 @@
+// The page: follows the overview of one broker, and shows the view that the address names.
+
+import { call, follow, keepToken, merged, readToken } from "./api.js";
+import { Brokers, Decisions, Hot, Moves, Namespaces, Problems } from "./cluster.js";
+import { Namespace } from "./namespace.js";
+import { HASH_END } from "./strip.js";
+import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { duration, number } from "./words.js";
+
+const AGAIN_MS = [500, 1_000, 2_000, 5_000];
+
+function viewIn(hash) {
+  const [path, query] = hash.replace(/^#\/?/, "").split("?");
+  const [kind, tenant, namespace] = path.split("/").map(decodeURIComponent);
+  if (kind !== "namespace" || !namespace) return { kind: "cluster" };
+  const asked = new URLSearchParams(query);
+  const bounded = (name, otherwise) => {
+    const value = Number(asked.get(name) ?? otherwise);
+    return Number.isInteger(value) && value >= 0 && value <= HASH_END ? value : otherwise;
+  };
+  const [low, high] = [bounded("low", 0), bounded("high", HASH_END)];
+  return { kind, name: `${tenant}/${namespace}`, ...(low < high ? { low, high } : { low: 0, high: HASH_END }) };
+}
+
+const queryOf = (view) =>
+  view.kind === "namespace"
+    ? `?${new URLSearchParams({ namespace: view.name, low: view.low, high: view.high })}`
+    : "";
+
+// Follows the overview for as long as the page is open, and says how it is.
+function useOverview(view) {
+  const [sections, setSections] = useState(null);
+  const [link, setLink] = useState({ is: "connecting" });
+  const [attempt, setAttempt] = useState(0); // A new token is tried at once.
+  const query = queryOf(view);
+  useEffect(() => {
+    const ended = new AbortController();
+    const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+    (async () => {
+      for (let failures = 0; !ended.signal.aborted; ) {
+        let problem = null;
+        try {
+          await follow(`v1/overview${query}`, (name, data) => {
+            failures = 0;
+            setLink({ is: "live" });
+            setSections((before) => merged(name === "changes" ? before : {}, data));
+          }, ended.signal);
+        } catch (error) {
+          problem = error;
+        }
+        if (ended.signal.aborted) return;
+        if (problem === null) continue; // A stream ends after some minutes.
+        failures += 1;
+        const status = problem.status ?? 0;
+        const sentence = status ? problem.message : "the broker does not answer, or the connection broke";
+        setLink((before) => ({ is: "lost", status, sentence, since: before.since ?? Date.now() }));
+        if (status === 401 || status === 403) return;
+        await wait(AGAIN_MS[Math.min(failures, AGAIN_MS.length) - 1]);
+      }
+    })();
+    return () => ended.abort();
+  }, [query, attempt]);
+  return [sections, link, () => setAttempt((before) => before + 1)];
+}
+
+function Login({ sentence, retry }) {
+  const enter = (event) => {
+    event.preventDefault();
+    keepToken(event.target.elements.token.value.trim());
+    retry();
+  };
+  return html`<section class="login"><h2>Who are you?</h2>
+    <p>${sentence}</p>
+    <form onSubmit=${enter}><label>Token <input name="token" type="password" autocomplete="off" required /></label>
+      <button>Sign in</button></form>
+    <p class="soft">The page keeps the token until you close this tab.${readToken() && " The last one was refused."}</p></section>`;
+}
+
+function Lost({ link, brokers }) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => tick((count) => count + 1), 1_000);
+    return () => clearInterval(timer);
+  }, []);
+  const others = Object.entries(brokers ?? {}).filter(([, each]) => each.http && each.status === "up");
+  return html`<div class="lost" role="alert"><strong>Not live: ${link.sentence}.</strong>
+    ${brokers && html` The page shows the state of ${duration(Date.now() - link.since)} ago.`} It tries again by itself.
+    ${others.length > 0 && html` Other brokers: ${others.map(([name, each]) => html`<a href=${each.http + location.pathname}>${name}</a> `)}`}</div>`;
+}
+
+function Header({ cluster, link }) {
+  const words = { live: "live", lost: "not live", connecting: "connecting" }[link.is];
+  return html`<header><h1><a href="#/">Equipoise</a> ${cluster && html`<span>${cluster.name}</span>`}</h1>
+    <p class=${`link ${link.is}`} role="status">${words}</p>
+    ${cluster && html`<p class="soft">leader ${cluster.leader ?? "none"} · ${number(cluster.bundles)} bundles in ${number(cluster.namespaces)} namespaces ·
+      policy ${cluster.policy} · offset ${number(cluster.offset)} · answered by ${cluster.answers}</p>`}</header>`;
+}
+
+function Page() {
+  const [view, setView] = useState(viewIn(location.hash));
+  const [, setScheme] = useState("");
+  useEffect(() => {
+    const moved = () => setView(viewIn(location.hash));
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const turned = () => setScheme(scheme.matches ? "dark" : "light");
+    addEventListener("hashchange", moved);
+    scheme.addEventListener("change", turned);
+    return () => {
+      removeEventListener("hashchange", moved);
+      scheme.removeEventListener("change", turned);
+    };
+  }, []);
+  const [sections, link, retry] = useOverview(view);
+  useEffect(() => {
+    document.title = sections ? `${sections.cluster.name}: Equipoise` : "Equipoise";
+  }, [sections?.cluster?.name]);
+  const body = () => {
+    if (link.status === 401) return html`<${Login} sentence=${link.sentence} retry=${retry} />`;
+    if (link.status === 403) return html`<section><h2>Not allowed</h2><p class="empty">${link.sentence}</p></section>`;
+    if (!sections) return link.is === "lost" ? null : html`<p class="empty">Reading the cluster.</p>`;
+    if (view.kind === "namespace") return html`<${Namespace} ...${view} sections=${sections} />`;
+    return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} />
+      <${Brokers} brokers=${sections.brokers ?? {}} />
+      <${Namespaces} namespaces=${sections.namespaces ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
+      <div class="columns"><${Hot} hot=${sections.hot ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
+      <${Moves} moving=${sections.moving ?? {}} moved=${sections.moved ?? {}} cluster=${sections.cluster} /></div>
+      <${Decisions} decisions=${sections.decisions ?? {}} cluster=${sections.cluster} />`;
+  };
+  const isDenied = link.status === 401 || link.status === 403;
+  return html`<${Header} cluster=${sections?.cluster} link=${link} />
+    ${link.is === "lost" && !isDenied && html`<${Lost} link=${link} brokers=${sections?.brokers} />`}
+    <main>${body()}</main>`;
+}
+
+const root = document.getElementById("page");
+root.replaceChildren();
+render(html`<${Page} />`, root);

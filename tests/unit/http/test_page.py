@@ -1,0 +1,203 @@
+"""The overview that the page shows, as JSON and as a stream, and the files of the page."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from fractions import Fraction
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.brokers.http.page.files import _contents
+from equipoise.brokers.http.page.sections import changes, rounded
+from equipoise.brokers.http.page.strips import SHADE_MAX, Strip, Weighed, shade_of
+from equipoise.brokers.http.page.weighing import SHARE, Budget
+from equipoise.channel.core.ranges import HASH_MAX
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    Broker,
+    Cluster,
+    post,
+    told,
+    with_broker,
+    with_cluster,
+)
+from tests.unit.security.signing import bearer, token
+from tests.unit.security.who_may import RIGHTS, SUPER
+
+LIBRARY = "72284e8e9079"
+
+cuts = st.lists(st.integers(1, HASH_MAX - 1), max_size=20, unique=True).map(
+    lambda points: [0, *sorted(points), HASH_MAX]
+)
+facts = st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(0, 100))
+
+
+def cells_in(encoded: str) -> list[tuple[int, int, int]]:
+    """Server, state and shade of each cell."""
+    data = b64decode(encoded)
+    return [
+        (data[at] << 8 | data[at + 1], data[at + 2] >> 4, data[at + 2] & 15)
+        for at in range(0, len(data), 3)
+    ]
+
+
+@given(cuts, st.data(), st.integers(1, 40))
+def test_a_cell_shows_the_heaviest_and_the_worst_of_its_bundles(
+    points: list[int], data: st.DataObject, cells: int
+) -> None:
+    """Also of a part of the hash space, in which bundles begin or end outside."""
+    bundles = [Weighed(low, high, *data.draw(facts)) for low, high in pairwise(points)]
+    low = data.draw(st.integers(0, HASH_MAX - 1))
+    high = data.draw(st.integers(low + 1, HASH_MAX))
+    strip = Strip(low, high, cells=cells)
+    strip.add(each for each in bundles if each.low < high and low < each.high)
+    for place, cell in enumerate(cells_in(strip.encoded(1.0))):
+        # Points of the cell; one narrower than a point has the bundle of that point.
+        span = high + (high == HASH_MAX) - low
+        begin, end = (low + Fraction(each * span, cells) for each in (place, place + 1))
+        there = [each for each in bundles if each.low < end and begin < each.high]
+        heaviest = max(each.cost for each in there)
+        assert cell[0] in {each.server for each in there if each.cost == heaviest}
+        assert cell[1:] == (max(each.state for each in there), shade_of(heaviest, 1.0))
+
+
+def test_shades_double_and_end() -> None:
+    assert [0, 1, 3, 5, 7, 11, SHADE_MAX, SHADE_MAX] == [
+        shade_of(cost, 2.0) for cost in (0, 0.01, 1, 2, 4, 16, 64, 1e18)
+    ]
+    assert 0 == shade_of(1.0, 0.0)
+
+
+rows = st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4)
+tables = st.dictionaries(st.sampled_from("st"), rows, min_size=2, max_size=2)
+
+
+@given(tables, tables)
+def test_changes_lead_from_one_overview_to_the_next(
+    before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]
+) -> None:
+    merged: dict[str, dict[str, Any]] = {name: dict(rows) for name, rows in before.items()}
+    found = changes(before, after)
+    for section, changed in found.items():
+        merged[section] |= changed
+    assert after == {
+        name: {key: row for key, row in rows.items() if row is not None}
+        for name, rows in merged.items()
+    }
+    assert {} == changes(after, after)
+
+
+def test_a_budget_waits_until_its_share_of_time_has_passed() -> None:
+    now_ns = [0]
+    budget = Budget(lambda: now_ns[0])
+    budget.spent(1_000_000)
+    used_up = []
+    for now_ns[0] in (0, round(1_000_000 / SHARE) - 1, round(1_000_000 / SHARE) + 1):
+        used_up.append(budget.is_used_up)
+    assert [True, True, False] == used_up
+    now_ns[0] += 3_600_000_000_000
+    budget.spent(round(2_000_000_000 * SHARE))
+    assert budget.is_used_up, "an idle hour is not saved"
+
+
+def test_figures_have_three_digits() -> None:
+    assert (0.123, 1230.0, 0.0) == (rounded(0.12345), rounded(1234.5), rounded(0.0))
+
+
+@with_cluster(brokers=2)
+async def test_the_overview_has_brokers_namespaces_and_moves(cluster: Cluster) -> None:
+    bundle, owner, other = cluster.first()
+    await cluster.give(bundle, other)
+    await cluster.settled()
+    found: Any = (await other.get(f"/v1/overview?namespace={NAMESPACE}")).json()
+    assert (len(cluster.bundles()), other.id) == (
+        found["cluster"]["bundles"],
+        found["cluster"]["answers"],
+    )
+    assert {owner.id, other.id} == set(found["brokers"])
+    numbers = {each["number"]: name for name, each in found["brokers"].items()}
+    namespace = found["namespaces"][NAMESPACE]
+    assert (4, 4, 0, 0) == tuple(namespace[name] for name in ("bundles", "owned", "moving", "free"))
+    assert other.id == numbers[cells_in(namespace["strip"])[0][0]]
+    (row,) = found["moved"].values()
+    assert (bundle, owner.id, other.id, "transfer", "done") == tuple(
+        row[name] for name in ("bundle", "from", "to", "kind", "result")
+    )
+    assert {"": None, **dict.fromkeys(cluster.bundles())}.keys() == found["focus"].keys()
+    assert found["you"]["may_operate"]
+    answer = await other.get("/v1/overview?namespace=acme/none")
+    focus: Any = answer.json()
+    assert "there is no namespace acme/none" == focus["focus"][""]["problem"]
+    assert (400, "InvalidRequest") == told(
+        await other.get(f"/v1/overview?namespace={NAMESPACE}&low=5&high=5")
+    )
+
+
+@with_broker()
+async def test_a_stream_sends_all_and_then_changes_until_the_broker_ends(broker: Broker) -> None:
+    headers = {"Accept": "text/event-stream"}
+    async with broker.session.get(f"{broker.url}/v1/overview", headers=headers) as stream:
+        assert (200, "text/event-stream") == (stream.status, stream.content_type)
+
+        async def event() -> tuple[str, Any]:
+            name, data = [await stream.content.readline() for _ in range(2)]
+            await stream.content.readline()
+            return name.decode().strip(), json.loads(data.removeprefix(b"data: "))
+
+        name, whole = await event()
+        assert ("event: sections", False) == (name, "problems" in whole)
+        body = {"reason": "<script>alert(1)</script>", "for_ms": 60_000}
+        assert 204 == (await post(broker, "/admin/v2/controls/pause", body)).status
+        while "problems" not in whole:
+            name, whole = await event()
+            assert "event: changes" == name
+        (problem,) = whole["problems"].values()
+        assert ("note", "balancing is paused: <script>alert(1)</script>") == (
+            problem["level"],
+            problem["text"],
+        )
+        await broker.app.shutdown()
+        while await stream.content.readline():
+            pass
+
+
+@with_broker(**RIGHTS)
+async def test_the_files_need_no_token_and_the_overview_needs_a_right(broker: Broker) -> None:
+    for path in ("/", "/page/app.js", "/page/style.css", "/page/vendor/preact-htm.js"):
+        answer = await broker.get(path)
+        assert 200 == answer.status
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    for path in ("/page/none.js", "/page/..%2fapp.py", "/page/"):
+        assert 404 == (await broker.ask("GET", path, headers=bearer(token(SUPER)))).status
+    assert 401 == (await broker.get("/v1/overview")).status
+    assert 401 == (await broker.ask("POST", "/")).status
+
+    async def asked(role: str) -> tuple[int, bool | None]:
+        answer = await broker.ask("GET", "/v1/overview", headers=bearer(token(role)))
+        found: Any = answer.json()
+        return answer.status, found["you"]["may_operate"] if "you" in found else None
+
+    for role, right in (("reader", "read"), ("operator", "operate")):
+        body = json.dumps(right).encode()
+        path = f"/admin/v2/grants/{role}"
+        granted = await broker.ask("POST", path, data=body, headers=bearer(token(SUPER)))
+        assert 204 == granted.status
+    assert [(403, None), (200, False), (200, True), (200, True)] == [
+        await asked(role) for role in ("nobody", "reader", "operator", SUPER)
+    ]
+
+
+def test_the_page_is_small_and_its_library_as_it_was_fetched() -> None:
+    contents = _contents()
+    assert sum(map(len, contents.values())) < 200_000
+    assert LIBRARY == sha256(contents["vendor/preact-htm.js"]).hexdigest()[:12]
+    assert {"vendor/htm-LICENSE.txt", "vendor/preact-LICENSE.txt"} <= set(contents)
+    page = contents["index.html"].decode()
+    assert "http" not in page, "it loads nothing from elsewhere"
+    assert "<style" not in page
+    assert "style=" not in page
