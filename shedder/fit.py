@@ -19,8 +19,8 @@ Theory of operation:
   expensive. So a broker counts less the further it is from the estimate, and those above it a
   little less than those below: the estimate is near the `_QUANTILE` of brokers.
 * Costs follow slowly: a coefficient for costs is at most twice as far from what is assumed for each
-  `_DOUBLING_S` of data. So all brokers count alike at any time, and a coefficient that changes
-  looks like a drift that all bundles share.
+  `_DOUBLING_S` of data. That is ten times as long as brokers fit apart from one another. So they
+  count alike to 7 % at any time: less than what moves bundles.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ROWS_MAX: Final = 1 / (1 - 0.5 ** (_ROW_S / _HALF_LIFE_S))  # After many half l
 _QUANTILE: Final = 0.4
 _PASSES: Final = 12
 _SUM_MAX: Final = 1e11  # Of ten thousand cores for hours.
-_DOUBLING_S: Final = 600.0
+_DOUBLING_S: Final = 150.0
 # A smaller standard error than this part of an estimate, or of what is assumed, makes it known.
 _CERTAIN: Final = 0.5
 

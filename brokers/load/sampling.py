@@ -37,7 +37,8 @@ Theory of operation of costs:
   most of the load, as where calls begin, what was learned of the former loads is forgotten, too.
 * Nothing is known at first. So the first horizons are short, and each is twice as long as the last.
   What is assumed of errors before (`_ERROR`) counts little beside the first of them.
-* All of it is relative: if all loads grow by one factor, so do costs and noise.
+* All of it is relative: if all loads grow by one factor, so do costs and noise. If it is a
+  coefficient that grows (see `shedder.fit`), what is known is converted, so no load has changed.
 """
 
 from __future__ import annotations
@@ -200,6 +201,23 @@ class CostForecasts:
             self._began_ms, self._horizons = self._now_ms, min(self._horizons + 1, 10)
         found = dict(zip(self._known, costs, strict=True))
         return [found.get(name, load) for name, load in zip(names, loads, strict=True)], noise
+
+    def convert(self, times: float) -> None:
+        """Count what is known in another unit: each load is `times` as large."""
+        for known in self._known.values():
+            known.short *= times
+            known.long *= times
+            known.total *= times
+            known.before *= times
+            known.last *= times
+            known.variance *= times * times
+            if known.expected is not None:
+                short, long, cost = known.expected
+                known.expected = short * times, long * times, cost * times
+        self._deviated *= times * times
+        self._lasted *= times * times
+        self._missed *= times * times
+        self._squares *= times * times
 
     def _costs(self, window_ms: int) -> tuple[list[float], float | None]:
         """Return the costs of the known bundles, in their order, and the noise of their sum."""
@@ -489,6 +507,7 @@ class BundleAverages:
         self._columns: Sequence[Sequence[float]] = ((),) * _RATES
         self._declared: Mapping[str, Declared] = {}
         self._forecasts = CostForecasts()
+        self._coefficients = ASSUMED
 
     def update(
         self,
@@ -514,6 +533,10 @@ class BundleAverages:
         estimates = costs_of(present, coefficients)
         self._declare(names, present, estimates, rates=rates, elapsed_ms=elapsed_ms)
         columns = _columns(present, with_declared(present, estimates, rates))
+        if coefficients != self._coefficients:
+            former = with_declared(present, costs_of(present, self._coefficients), rates)
+            self._forecasts.convert(_times(former, columns.costs))
+            self._coefficients = coefficients
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
@@ -615,6 +638,13 @@ def _blended(before: Declared | None, now: Declared, kept: float) -> Declared:
         amount=blend(before.amount, now.amount, kept=kept),
         estimate=blend(before.estimate, now.estimate, kept=kept),
     )
+
+
+def _times(before: Iterable[float], now: Iterable[float]) -> float:
+    """Return how many times as large the sum is now; 1 if there is nothing to compare."""
+    # NaN fails the comparison.
+    old, new = (math.fsum(min(FIGURE_MAX, each) for each in costs) for costs in (before, now))
+    return new / old if old else 1.0
 
 
 def _columns(loads: Sequence[BundleLoad], costs: Sequence[float]) -> _Columns:

@@ -41,9 +41,9 @@ _logger: Final = logging.getLogger(__name__)
 # Use is measured between two looks. The second look comes soon, because a broker that joins gets
 # bundles when it has reported.
 _SECOND_LOOK_MS: Final = 200
-# How often what all brokers report is fitted, and read for the exchange of units. Both change
-# slowly.
-_FIT_MS: Final = 60_000
+# How often what all brokers report is fitted (see `shedder.fit`), and read for the exchange of
+# units. Both change slowly.
+_FIT_MS: Final = 15_000
 _EXCHANGE_MS: Final = 10_000
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 
 import pytest
@@ -20,7 +20,7 @@ from equipoise.brokers.load.sampling import (
     carried_bytes,
     sampled,
 )
-from equipoise.shedder.costs import BYTES_PER_CALL, IDLE_COST, costs_of
+from equipoise.shedder.costs import ASSUMED, BYTES_PER_CALL, IDLE_COST, Coefficients, costs_of
 from equipoise.shedder.loads import (
     BundleLoad,
     BundleTraffic,
@@ -117,6 +117,31 @@ def test_what_of_a_change_counts_is_what_has_lasted_of_those_before() -> None:
     assert cost_of(100) == pytest.approx(costs_after(*BURSTS).costs[0], rel=0.2)
     lag = DRIFT[-1] - (costs_after(*DRIFT).costs[0] - cost_of(0)) / (cost_of(1) - cost_of(0))
     assert abs(lag) < 15, "a drift is followed"
+
+
+def test_a_coefficient_that_is_learned_changes_no_load() -> None:
+    """All costs double with every 20th sample. The noise is that of equal coefficients."""
+    known, learning = BundleAverages(), BundleAverages()
+    chance = Random(1)
+    for turn in range(120):
+        loads = {
+            name: BundleLoad(calls_per_second=50 + 100 * chance.random(), sessions=turn)
+            for name in "abcdefgh"
+        }
+        found = [
+            averages.update(
+                list(loads),
+                loads,
+                coefficients=Coefficients(
+                    **{name: value * times for name, value in asdict(ASSUMED).items()}
+                ),
+                elapsed_ms=5_000,
+                cost_window_ms=WINDOW_MS,
+            )
+            for averages, times in ((known, 1.0), (learning, 2.0 ** (turn // 20)))
+        ]
+        usual, doubled = ([*each.costs, each.noise or 0.0] for each in found)
+        assert doubled == pytest.approx([2.0 ** (turn // 20) * each for each in usual])
 
 
 def test_a_load_a_hundred_times_as_high_is_found_within_15_seconds() -> None:
