@@ -68,8 +68,9 @@ _WOBBLE_RATIO: Final = 0.50
 # A bundle that costs so many times as much as when it moved, or as little, moved by mistake.
 _OTHER: Final = 2
 _NOISES: Final = 1.6  # A difference of fewer standard errors is chance.
-# A smaller difference from the mean, as a share of the capacity, is not worth a pause. (A capacity
-# of 100 is one core, a cost of 1.)
+# A smaller difference from the mean, as a share of the capacity, is not worth a pause: it is what a
+# hundred idle bundles cost, or five calls a second (see `shedder.costs`), and evening it out
+# shortens no queue. (A capacity of 100 is one core, a cost of 1.)
 _WORTH: Final = 0.000_5 / 100
 # More noise than the mean load is not believed, so that a liar is relieved, too.
 _NOISE_SHARE_MAX: Final = 1.0

@@ -224,6 +224,18 @@ def test_the_moves_of_a_plan_fit_together_in_a_unit() -> None:
     assert any("c has no room left after other moves: it has 3," in each for each in stays.values())
 
 
+def test_a_bundle_that_has_come_counts_as_much_as_its_former_owner_reported() -> None:
+    """A unit counts as twice as much of b as of a, whose reports are of before. So b has 1,000
+    tokens/s of its own, and 1,900 that have come.
+    """
+    double = Declared(unit="tokens/s", amount=100, rate=2e-4)
+    reports = declaring(uneven_channel(), {"b": 3_500}, b=double)
+    channel = uneven_channel("aabaaabb")
+    cluster = cluster_snapshot_of(channel.view, reports, SETTINGS, now_ms=NOW_MS)
+    refused = cluster.destinations.movable_to(channel.bundle(0x00000000)).refused
+    assert refused["b"] == "it has 2,900 of 3,500 tokens/s, and 3,600 with it (capacities)"
+
+
 def test_bundles_do_not_move_between_brokers_of_different_units() -> None:
     channel = uneven_channel()
     seats = Declared(unit="seats", amount=1, rate=1e-4)
