@@ -30,6 +30,7 @@ from equipoise.brokers.agent.events import (
     Opened,
     PlacementChosen,
     Prepared,
+    ProcessEnded,
     Reachable,
     Read,
     Requested,
@@ -443,6 +444,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
         event.instance_id
     ),
     MarkWritten: Agent._mark_written,  # noqa: SLF001
+    ProcessEnded: lambda agent, event: agent._membership.process_ended(event.instance_ids),  # noqa: SLF001
     Prepared: lambda agent, event: agent._ownerships.prepared(event.bundle, event.problem),  # noqa: SLF001
     OpenContinues: lambda agent, event: agent._ownerships.open_continues(event.bundle),  # noqa: SLF001
     Opened: lambda agent, event: agent._ownerships.opened(event.bundle, event.problem),  # noqa: SLF001

@@ -48,7 +48,7 @@ _LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What a broker publishes on joining. `addresses` maps a protocol to the address for clients;
-    `namespaces` are patterns of those that it serves (None: all).
+    `namespaces` are patterns of those that it serves (None: all). `lock` is as in `Joined`.
 
     The constructor raises `InvalidConfig` for a profile that no `joined` can carry.
     """
@@ -59,6 +59,7 @@ class Profile:
     labels: dict[str, str] = field(default_factory=dict)
     namespaces: tuple[str, ...] | None = None
     version: str = ""
+    lock: str | None = None
 
     def __post_init__(self) -> None:
         # Use the codec itself, so that this check and the codec never disagree.
@@ -86,6 +87,7 @@ class Profile:
             namespaces=self.namespaces,
             version=self.version,
             supported_level=LEVEL_SUPPORTED,
+            lock=self.lock,
         )
 
 

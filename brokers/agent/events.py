@@ -75,6 +75,13 @@ class MarkWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnded:
+    """A process of this machine has ended. It may have joined with any of `instance_ids`."""
+
+    instance_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """The service is warm for `bundle`, or refuses it because of `problem`."""
 
@@ -184,6 +191,7 @@ Event = (
     | AppendFailed
     | InstanceIdWritten
     | MarkWritten
+    | ProcessEnded
     | Prepared
     | Opened
     | OpenContinues

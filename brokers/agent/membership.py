@@ -8,6 +8,7 @@ Theory of operation:
   it got back in touch with the log.
 * So, with clocks of nearly equal rate, no broker is declared dead while it may still answer, and an
   outage of the log kills none.
+* Silence is not needed where the host has proof that the other's process has ended.
 * A broker late with one renewal is suspect: clients should wait. Its silence counts only if another
   broker was heard after its renewal was due, or if nothing shows that the log is away. Otherwise it
   is trusted until its lease must have ended.
@@ -78,6 +79,8 @@ class Membership:
         self._is_reachable = is_reachable
         self._asked_to_join_ms = -NEVER_MS
         self._accuse_at_ms = NEVER_MS
+        # Live incarnations whose process has ended, by the proof of the host.
+        self._proven: set[int] = set()
         self._strangers_renewals = 0
 
     # --- what others ask ---
@@ -211,6 +214,7 @@ class Membership:
     def _note_death(self, change: Change) -> None:
         if isinstance(change, BrokerChanged) and change.dead is not None:
             self._heard_ms.pop(change.dead, None)
+            self._proven.discard(change.dead)
             if change.name == self._core.broker:
                 self._strangers_renewals = 0
 
@@ -322,6 +326,13 @@ class Membership:
         if entry is not None:
             core.propose(partial(propose.renewed, broker=entry))
 
+    def process_ended(self, instance_ids: frozenset[str]) -> None:
+        """Declare dead what joined with one of `instance_ids`: its process has ended."""
+        for broker in self._core.view.live_brokers():
+            if broker.joined.instance_id in instance_ids:
+                self._proven.add(broker.incarnation)
+                self._accuse_at_ms = self._core.now.boot_ms
+
     def _accuse(self) -> None:
         core, now_ms = self._core, self._core.now.boot_ms
         others = [
@@ -333,11 +344,23 @@ class Membership:
         may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
         for broker in others:
+            # Proof needs no lease, and is no matter of turns: the first `down` on the log counts.
+            if broker.incarnation in self._proven and not core.leaving:
+                self._propose_down(
+                    broker, "its process has ended", instance_id=broker.joined.instance_id
+                )
+                due_ms = min(due_ms, now_ms + core.timing.attempt_ms)
+                continue
             rank = elders - self._accuses_before_us(broker)
             overdue_ms = self._overdue_ms(broker)
             accusable_ms = overdue_ms + broker.joined.grace_ms * rank
             if accusable_ms <= now_ms and may_accuse:
-                self._propose_down(broker, now_ms - self._silent_since_ms(broker))
+                silent_ms = now_ms - self._silent_since_ms(broker)
+                reason = (
+                    f"silent for {silent_ms} ms: longer than its lease of"
+                    f" {broker.joined.lease_ms} ms and the grace period"
+                )
+                self._propose_down(broker, reason)
             # The ranks change when an elder becomes overdue: look again then.
             again_ms = now_ms + core.timing.grace_ms // 2
             due_ms = min(
@@ -346,12 +369,12 @@ class Membership:
             )
         self._accuse_at_ms = due_ms
 
-    def _propose_down(self, broker: BrokerEntry, silent_ms: int) -> None:
-        reason = (
-            f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and"
-            " the grace period"
+    def _propose_down(
+        self, broker: BrokerEntry, reason: str, *, instance_id: str | None = None
+    ) -> None:
+        self._core.propose(
+            partial(propose.down, broker=broker, instance_id=instance_id, reason=reason)
         )
-        self._core.propose(partial(propose.down, broker=broker, reason=reason))
 
     def _silent_since_ms(self, broker: BrokerEntry) -> int:
         """Return when the broker's silence begins to count. This broker's own absence does not
@@ -365,10 +388,14 @@ class Membership:
         return max(self._heard_ms.get(broker.incarnation, -NEVER_MS), caught_up_ms)
 
     def _accuses_before_us(self, broker: BrokerEntry) -> bool:
-        """Return whether an older broker that is not overdue must accuse before this one."""
-        return broker.incarnation < (
-            self._core.incarnation or 0
-        ) and self._core.now.boot_ms < self._overdue_ms(broker)
+        """Return whether an older broker that lives and is not overdue must accuse before this
+        one.
+        """
+        return (
+            broker.incarnation < (self._core.incarnation or 0)
+            and broker.incarnation not in self._proven
+            and self._core.now.boot_ms < self._overdue_ms(broker)
+        )
 
     def _overdue_ms(self, broker: BrokerEntry) -> int:
         """Return when the broker will have been silent for its lease and its grace period."""

@@ -147,7 +147,6 @@ class LocalBroker(Program):
         self.ready = False
         self.end_expected = False
         self.will_restart = False
-        self.death_declaration_wanted = False
         self.started_at_offset = -1
         self._starts = 0
 

@@ -1,11 +1,10 @@
-"""Start and watch a cluster of broker processes on this machine, and declare brokers dead when
-their process ends.
+"""Start and watch a cluster of broker processes on this machine.
 
 Theory of operation:
 
 * One thread per process waits for its end, so that a death is noticed at once.
-* One more thread, the *follower*, owns the log. It reads continuously, so that a declaration of
-  death need not fold the whole channel first, and it makes these declarations.
+* One more thread, the *follower*, owns the log. It reads which brokers have joined, and which the
+  others have declared dead.
 * The caller's thread only makes requests.
 * One condition guards all shared state, and is notified of every change.
 """
@@ -17,9 +16,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ from equipoise.brokers.errors import data_directory_unusable
 from equipoise.brokers.local.local_broker import LocalBroker, end_of, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
-from equipoise.brokers.operations.on_channel import declare_dead
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.errors import (
     Bug,
     DeadlineExceeded,
@@ -38,11 +37,12 @@ from equipoise.channel.core.errors import (
     LogTruncated,
     LogUnavailable,
     OperatorError,
-    PeerError,
     invalid_log_url,
 )
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.log.blocking_view import RETRY_MS, read_on
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.channel.snapshots.restore import restored
@@ -50,13 +50,6 @@ from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.free_ports import HOST
 
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"
-
-DEATH_DECLARATION_MS: Final = 2_000
-"""Limit of one attempt at a declaration of death. A healthy log takes milliseconds."""
-
-DEATH_DECLARATION_ATTEMPTS_MAX: Final = 3
-"""Attempts at a declaration of death. After 6 seconds the other brokers have noticed the
-silence."""
 
 KILL_MS: Final = 5_000
 """How long a killed process may take to end: it may be writing to a slow disk."""
@@ -78,13 +71,11 @@ class EventKind(StrEnum):
     RESUMED = "resumed"
     ENDED = "ended"
     DECLARED_DEAD = "declared_dead"
-    NOT_DECLARED_DEAD = "not_declared_dead"
     STARTS_AGAIN = "starts_again"
     LOAD_WORKER = "load_worker"
     """A load worker started, ended or could not start."""
     UNWATCHED = "unwatched"
-    """The cluster no longer follows the log. A broker that dies now is missed only when its lease
-    has run out."""
+    """The cluster no longer follows the log, and reports neither members nor deaths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +106,7 @@ class ClusterSettings:
     * `environment`: further variables of the brokers. The example's store is `directory/counter.db`
       by default.
     * `services`, `settings`: passed to the brokers as `--service` and `--set`.
-    * `declare_dead`: declare a broker dead as soon as its process ends.
-    * `restart`: restart a broker after that.
+    * `restart`: restart a broker whose process ends.
     * `evidence`: each process writes `accepts-N.jsonl` to its directory.
     * `load_workers`: how many run beside the brokers, on Kafka only. They log to
       `directory/load-worker-i.log` and restart, unless their settings are wrong.
@@ -130,7 +120,6 @@ class ClusterSettings:
     services: tuple[str, ...] = ("counter",)
     settings: Mapping[str, str | int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    declare_dead: bool = True
     restart: bool = False
     evidence: bool = False
     ready_ms: int = 30_000
@@ -197,7 +186,6 @@ class LocalCluster:
         self._changed = threading.Condition()
         self._stopping = False  # No process is started from now on.
         self._closing = False  # All have ended: the follower may end.
-        self._follows = False  # A follower runs, and will declare brokers dead.
         self._failure: EquipoiseError | None = None
         self._offset = -1
         self._log: Log | None = None
@@ -269,13 +257,10 @@ class LocalCluster:
             log=self._log,
             reader=restored(self._log),
             publisher=PUBLISHER,
-            deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS),
+            deadline=Deadline.after(timeout_ms=self.settings.ready_ms),
         )
-        read_on(
-            access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms)
-        )
+        read_on(access.log, access.reader, deadline=access.deadline)
         self._offset = access.view.offset
-        self._follows = True
         follower = threading.Thread(
             target=self._follow, args=(access,), name="follower", daemon=True
         )
@@ -338,9 +323,7 @@ class LocalCluster:
     # --- operations on one broker ---
 
     def kill(self, number: int) -> None:
-        """Kill a broker (SIGKILL), and wait until its process is gone. Its declaration of death
-        follows, if there is one.
-        """
+        """Kill a broker (SIGKILL), and wait until its process is gone."""
         member = self._expect_end(number)
         member.signal(signal.SIGKILL)
         self._await_ended((member,), timeout_ms=KILL_MS)
@@ -356,9 +339,7 @@ class LocalCluster:
         self._report(EventKind.RESUMED, self._members[number], "resumes")
 
     def stop(self, number: int) -> None:
-        """Stop a broker, or kill it after `stop_ms`. On return it is gone, and declared dead if
-        necessary.
-        """
+        """Stop a broker, or kill it after `stop_ms`. On return it is gone."""
         self._end((self._expect_end(number),))
 
     def restart(self, number: int) -> None:
@@ -407,15 +388,12 @@ class LocalCluster:
         )
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process. Then declare the broker dead, and restart it if
-        requested.
-        """
+        """Wait for the end of a process. Then restart it if requested."""
         code = end_of(process)
         with self._changed:
             member.ended = True
             will_restart = self.settings.restart and not member.end_expected
             member.will_restart = will_restart
-            member.death_declaration_wanted = self.settings.declare_dead and self._follows
             self._changed.notify_all()
         self._report(
             EventKind.ENDED,
@@ -425,10 +403,6 @@ class LocalCluster:
             reason=member.reason(code),
             log=str(member.file),
         )
-        self._wake()
-        with self._changed:
-            # The follower bounds this wait.
-            self._changed.wait_for(lambda: not member.death_declaration_wanted)
         if will_restart:
             self._start_again(member)
 
@@ -504,20 +478,15 @@ class LocalCluster:
     # --- the follower ---
 
     def _follow(self, access: Access) -> None:
-        """Read on until `_closing`, note new members, and declare brokers dead. Report and keep any
-        earlier error.
+        """Read on until `_closing`, and note members and deaths. Report and keep any earlier
+        error.
         """
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                # A declaration of death consumes wake-ups while it waits for its own record. So
-                # look for brokers that died meanwhile.
-                is_wanted = any(member.death_declaration_wanted for member in self._members)
-                self._read_on(access, timeout_ms=0 if is_wanted else _FOLLOW_MS)
+                self._read_on(access)
                 for member in self._members:
                     self._note_ready(access, member)
-                    if member.death_declaration_wanted:
-                        self._declare_dead(access, member)
         except EquipoiseError as error:
             failure = error
         # Without this, a dead thread would leave its cluster waiting.
@@ -529,22 +498,20 @@ class LocalCluster:
             failure.__cause__ = error
         with self._changed:
             self._failure = failure
-            self._follows = False
-            for member in self._members:
-                member.death_declaration_wanted = False
             self._changed.notify_all()
         access.log.close()
         if failure is not None:
             self._report(
                 EventKind.UNWATCHED,
                 None,
-                f"brokers that die are no longer declared dead at once: {failure}",
+                f"joins and deaths of brokers are no longer reported: {failure}",
                 error=type(failure).__name__,
             )
 
-    def _read_on(self, access: Access, *, timeout_ms: int) -> None:
+    def _read_on(self, access: Access) -> None:
         try:
-            _read_or_resync(access, timeout_ms=timeout_ms)
+            for folded in _read_or_resync(access):
+                self._note_death(folded)
         except (LogUnavailable, LogStorageFull):
             # Both are temporary, and the brokers wait for them as well.
             time.sleep(RETRY_MS / 1_000)
@@ -573,47 +540,22 @@ class LocalCluster:
             member.ready = True
             self._changed.notify_all()
 
-    def _declare_dead(self, access: Access, member: LocalBroker) -> None:
-        problem = None
-        for _ in range(DEATH_DECLARATION_ATTEMPTS_MAX):
-            try:
-                death_declarations = declare_dead(
-                    replace(access, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)),
-                    member.directory,
-                )
-            except PeerError as error:
-                problem = str(error)
-                continue
-            except EquipoiseError as error:
-                # A retry would fail alike. The next read also notices a broken log. A process that
-                # ended before it made its directory has never joined, and is not missed.
-                broker = access.view.brokers.get(member.id)
-                problem = str(error) if broker is not None and broker.live else None
-                break
-            for death_declaration in death_declarations:
-                text = (
-                    f"is declared dead at offset {death_declaration.offset}, its bundles:"
-                    f" {death_declaration.bundles}"
-                )
-                self._report(
-                    EventKind.DECLARED_DEAD,
-                    member,
-                    text,
-                    offset=death_declaration.offset,
-                    incarnation=death_declaration.incarnation,
-                    bundles=death_declaration.bundles,
-                )
-            problem = None
-            break
-        if problem is not None:
-            self._report(
-                EventKind.NOT_DECLARED_DEAD,
-                member,
-                f"could not be declared dead; the other brokers will notice its silence: {problem}",
-            )
-        with self._changed:
-            member.death_declaration_wanted = False
-            self._changed.notify_all()
+    def _note_death(self, folded: Folded) -> None:
+        record, changes = folded.record, folded.verdict.changes
+        if not (isinstance(record, BrokerRecord) and record.status == "down" and changes):
+            return
+        bundles = sum(isinstance(change, BundleChanged) for change in changes)
+        for change in changes:
+            for member in self._members:
+                if isinstance(change, BrokerChanged) and change.name == member.id:
+                    self._report(
+                        EventKind.DECLARED_DEAD,
+                        member,
+                        f"is declared dead at offset {folded.offset}, its bundles: {bundles}",
+                        offset=folded.offset,
+                        incarnation=change.dead,
+                        bundles=bundles,
+                    )
 
     def _wake(self) -> None:
         if self._log is not None:
@@ -638,10 +580,10 @@ def _failed(member: LocalBroker, problem: str) -> OperatorError:
     return OperatorError(f"the broker {member.id} failed: {problem}; see {member.file}")
 
 
-def _read_or_resync(access: Access, *, timeout_ms: int) -> None:
+def _read_or_resync(access: Access) -> Iterator[Folded]:
     try:
-        if access.log.wait(access.reader.position, timeout_ms=timeout_ms):
+        if access.log.wait(access.reader.position, timeout_ms=_FOLLOW_MS):
             for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
-                access.reader.feed(entry)
+                yield access.reader.feed(entry)
     except LogTruncated:
         resync(access)

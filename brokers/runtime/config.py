@@ -436,6 +436,13 @@ class WorkerConfig(BaseModel):
             " clocks do not show."
         ),
     )
+    prove_deaths: bool = Field(
+        default=True,
+        description=(
+            "Whether this broker and others of its machine see at once when the process of one of"
+            " them ends, instead of after its lease. Off: it watches none, and none watches it."
+        ),
+    )
     round_trip_ms: Promise = Field(
         default=_TIMING.round_trip_ms,
         description="The longest normal time from an append to its read-back.",

@@ -20,6 +20,7 @@ from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Ov
 from equipoise.channel.system import forked
 from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
+from equipoise.channel.system.process_lock import LockedFile, hold, is_held
 
 INSTANCE_IDS_MAX: Final = 65_536
 """Instance ids kept: 18 hours of one failed attempt to join per second. Then the oldest half is
@@ -27,9 +28,13 @@ dropped, at the cost of waiting for a lease to expire."""
 
 _LOCK: Final = "lock"
 _MARK: Final = "mark"
-_INSTANCE_IDS: Final = "instance_ids"
 _SNAPSHOT: Final = "snapshot"
-_PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
+
+# The lock file begins with the id of the process that holds it, of at most ten digits. The instance
+# ids follow: whoever finds one there, in a file that nobody holds, knows that the process that
+# wrote it has ended, whatever happened to the path.
+_PID_BYTES: Final = 20
+_LOCK_BYTES_MAX: Final = 8 * 1_024 * 1_024  # `INSTANCE_IDS_MAX`, each of 32 digits, take 2 MiB.
 
 
 # A mark is written over the older one of two, so that a power cut leaves the newer one. A page
@@ -52,7 +57,8 @@ class DataDirectory:
     """A broker's data directory, locked until `close`. Also a context manager.
 
     Methods block on the disk; call them from one thread at a time. Each raises
-    `OperatorError` if the disk fails, or if the lock file was deleted or replaced.
+    `OperatorError` if the disk fails, or if the lock file was deleted or replaced. `lock` is where
+    other processes of this machine see whether the directory is held; None: nowhere.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,10 +73,13 @@ class DataDirectory:
             refuse_network_file_system(path / _LOCK)
             self._lock: int | None = _locked(path, flags=os.O_RDWR | os.O_CREAT)
             try:
-                os.ftruncate(self._lock, 0)
-                os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+                self.lock = hold(self._lock, path / _LOCK)
+                pid, instance_ids = _read_lock(self._lock)
                 # In a dict, because the oldest are dropped first.
-                self._instance_ids = dict.fromkeys(_read_instance_ids(path))
+                self._instance_ids = dict.fromkeys(instance_ids)
+                if pid is None:
+                    _sync_folder(path)  # The file may be new.
+                _write_at(self._lock, b"%-19d\n" % os.getpid(), 0)
                 self._marks = _read_marks(path)
             except BaseException:
                 self.close()
@@ -112,6 +121,7 @@ class DataDirectory:
             if is_new:
                 _sync_folder(self.path)
             self._marks[older] = mark
+            os.utime(self._held)  # What cleans a temporary folder takes old files.
 
     def write_instance_id(self, instance_id: str) -> None:
         """Write and fsync an instance id, a word of printable ASCII."""
@@ -120,21 +130,17 @@ class DataDirectory:
         with self._changing():
             if len(self._instance_ids) >= INSTANCE_IDS_MAX:
                 self._replace_instance_ids(tuple(self._instance_ids)[INSTANCE_IDS_MAX // 2 :])
-            is_new = not (self.path / _INSTANCE_IDS).exists()
             # The leading newline ends a line that a power cut has torn.
-            _write(
-                self.path / _INSTANCE_IDS,
-                b"\n%s\n" % instance_id.encode("ascii"),
-                flags=os.O_APPEND,
+            _write_at(
+                self._held, b"\n%s\n" % instance_id.encode("ascii"), os.fstat(self._held).st_size
             )
-            if is_new:
-                _sync_folder(self.path)
             self._instance_ids[instance_id] = None
 
     def forget_instance_ids(self, keep: str) -> None:
         """Forget all instance ids but `keep`, which has been read back."""
-        with self._changing():
-            self._replace_instance_ids((keep,))
+        if self._instance_ids.keys() != {keep}:
+            with self._changing():
+                self._replace_instance_ids((keep,))
 
     def save_snapshot(self, snapshot: bytes, mark: LogMark) -> None:
         """Replace the snapshot, which was taken at `mark`. The mark comes first, so that no
@@ -175,18 +181,25 @@ class DataDirectory:
         """Check that we hold the lock. An instance id in another broker's directory would let it
         declare us dead.
         """
-        if self._lock is None:
-            raise Bug(f"the data directory {self.path} was used after it was closed")
+        held = self._held
         with _typed(self.path):
-            _check_is_at(self.path, self._lock)
+            _check_is_at(self.path, held)
             yield
 
     def _replace_instance_ids(self, instance_ids: Sequence[str]) -> None:
-        self._replace(
-            _INSTANCE_IDS,
-            b"".join(b"%s\n" % instance_id.encode("ascii") for instance_id in instance_ids),
-        )
+        """Write them over the others, in place, because the file is locked. If that is cut short,
+        some are lost, and the next process waits for the lease; none is there that was not.
+        """
+        data = b"".join(b"%s\n" % instance_id.encode("ascii") for instance_id in instance_ids)
+        _write_at(self._held, data, _PID_BYTES)
+        os.ftruncate(self._held, _PID_BYTES + len(data))
         self._instance_ids = dict.fromkeys(instance_ids)
+
+    @property
+    def _held(self) -> int:
+        if self._lock is None:
+            raise Bug(f"the data directory {self.path} was used after it was closed")
+        return self._lock
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replace a file: after a power cut it is the old or the new one, never a mixture."""
@@ -209,9 +222,38 @@ def instance_ids_of_dead(path: Path) -> frozenset[str]:
         except FileNotFoundError:
             raise ValueError("no broker has used it") from None
         try:
-            return frozenset(_read_instance_ids(path))
+            _, instance_ids = _read_lock(lock)
+            return frozenset(instance_ids)
         finally:
             forked.close_file(lock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a look at a lock file shows: the process that it names, and whether the process that was
+    looked for has ended.
+    """
+
+    pid: int | None = None
+    has_ended: bool = False
+
+
+def look_at(lock: LockedFile, instance_id: str) -> Look:
+    """Look whether the process of this machine that joined with `instance_id` and this lock has
+    ended. Take no lock.
+
+    Raises OSError.
+    """
+    file = lock.open()
+    if file is None:
+        return Look()
+    try:
+        # The instance id shows that this is the file of that process, also where two kernels show
+        # one boot id, as in some sandboxes.
+        pid, instance_ids = _read_lock(file)
+        return Look(pid=pid, has_ended=instance_id in instance_ids and not is_held(file))
+    finally:
+        os.close(file)
 
 
 @contextmanager
@@ -225,11 +267,8 @@ def _typed(path: Path) -> Iterator[None]:
 def _locked(path: Path, *, flags: int) -> int:
     """Lock the directory and return the descriptor; closing it releases the lock.
 
-    The lock is of the open file (flock), and `forked` keeps it from children, so it ends with the
-    process. A lock of the process (fcntl) would not be inherited either, but any other descriptor
-    of the file that the process closes would release it: a backup that reads the directory would
-    have a living broker declared dead. And processes that wait for one another's locks would be
-    refused as deadlocked.
+    This lock (flock) is on every system. Like that of `process_lock`, which others look at, it is
+    of the open file, and `forked` keeps both from children, so they end with the process.
     """
     lock = forked.open_file(path / _LOCK, flags, 0o600)
     try:
@@ -261,27 +300,27 @@ def _living_pid_in(lock: int) -> int | None:
     """Return the process that the file names, if it lives: the holder may not have written its own
     yet.
     """
-    text = os.pread(lock, _PID_BYTES_MAX, 0).strip()
-    if not text.isdigit() or not int(text):
-        return None
+    pid, _ = _read_lock(lock)
     try:
-        os.kill(int(text), 0)
+        if pid is not None:
+            os.kill(pid, 0)
     except PermissionError:  # It lives, and is another user's.
-        return int(text)
+        return pid
     except (OSError, OverflowError):
         return None
-    return int(text)
+    return pid
 
 
-def _read_instance_ids(path: Path) -> list[str]:
-    """Return the instance ids in the file, without a line torn by a power cut."""
-    try:
-        data = (path / _INSTANCE_IDS).read_bytes()
-    except FileNotFoundError:
-        return []
+def _read_lock(file: int) -> tuple[int | None, list[str]]:
+    """Return the process id and the instance ids in a lock file, without a line torn by a power
+    cut.
+    """
+    data = os.pread(file, _LOCK_BYTES_MAX, 0)
+    pid = data[:_PID_BYTES].strip()
     # Text after the last newline was never fsynced: no record carries it.
-    lines = data.decode("ascii", "replace").split("\n")[:-1]
-    return [line for line in lines if _is_instance_id(line)]
+    lines = data[_PID_BYTES:].decode("ascii", "replace").split("\n")[:-1]
+    instance_ids = [line for line in lines if _is_instance_id(line)]
+    return int(pid) if pid.isdigit() and int(pid) else None, instance_ids
 
 
 def _read_marks(path: Path) -> list[LogMark | None]:
@@ -313,13 +352,16 @@ def _write(path: Path, data: bytes, *, flags: int = 0, position: int = 0) -> Non
     """Write and fsync."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
     try:
-        os.lseek(file, position, os.SEEK_SET)
-        written = 0
-        while written < len(data):
-            written += os.write(file, data[written:])
-        os.fsync(file)
+        _write_at(file, data, position)
     finally:
         os.close(file)
+
+
+def _write_at(file: int, data: bytes, position: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(file, data[written:], position + written)
+    os.fsync(file)
 
 
 def _sync_folder(path: Path) -> None:

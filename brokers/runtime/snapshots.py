@@ -30,6 +30,7 @@ from equipoise.channel.core.errors import (
 )
 from equipoise.channel.core.log import Log, Progress, unwatched
 from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
@@ -294,6 +295,16 @@ class LocalState:
         self._is_saving = False
         self._directory = DataDirectory(config.data_dir)
         self.instance_ids = self._directory.instance_ids
+
+    @property
+    def lock(self) -> str | None:
+        """Where other brokers of this machine see whether this process lives, for `joined`."""
+        lock = self._directory.lock
+        if lock is None or not self._config.prove_deaths:
+            return None
+        # A name that is no text comes back as another one.
+        text = str(lock).encode(errors="replace").decode()
+        return text if len(text) <= TEXT_CHARACTERS_MAX else None
 
     async def open_log(self, progress: Progress) -> tuple[Log, Reader]:
         """Open the log. Return it, and a reader from where this broker left it.

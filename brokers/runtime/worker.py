@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from equipoise.brokers.agent.agent import Agent
@@ -17,6 +18,7 @@ from equipoise.brokers.agent.events import (
     DrainRequested,
     Event,
     PlacementChosen,
+    ProcessEnded,
     Reachable,
     UndrainRequested,
 )
@@ -169,6 +171,7 @@ class Worker:
         if self.config.measure_cpu:
             follow_tasks_and_threads()
         self._local_state = LocalState(self.config, fail=self._end)
+        self.profile = replace(self.profile, lock=self._local_state.lock)
         try:
             log, reader = await self._local_state.open_log(self.replay_progress.restored)
             try:
@@ -336,6 +339,10 @@ class Worker:
         """Let it join."""
         self.is_reachable = True
         self._step(Reachable())
+
+    def process_ended(self, instance_ids: frozenset[str]) -> None:
+        """Note that the process that made these instance ids has ended."""
+        self._step(ProcessEnded(instance_ids=instance_ids))
 
     def drain(self, *, requested_by: str | None = None) -> None:
         """Take no new bundles and move all away, without leaving. `requested_by` is as in

@@ -414,6 +414,7 @@ def _decode_joined(raw: Raw) -> Joined:
         supported_level=_level(raw, "supported_level"),
         replaces=optional_text(raw, "replaces"),
         after_silence=boolean(raw, "after_silence"),
+        lock=optional_text(raw, "lock"),
     )
 
 

@@ -430,8 +430,7 @@ def down(
 ) -> BrokerRecord:
     """Declare another broker dead.
 
-    It was silent for too long, or an admin proves its death with the `instance_id` from its locked
-    directory.
+    It was silent for too long, or its `instance_id` proves that its process has ended.
     """
     return BrokerRecord(
         key=broker.broker,

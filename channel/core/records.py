@@ -194,6 +194,8 @@ class Joined(Record):
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
     * `after_silence`: this process has seen no record of that incarnation for its lease and grace
       period.
+    * `lock`: the lock that the process holds until it ends, for brokers of the same machine:
+      `BOOT_ID:DEVICE:INODE:PATH`. None: they cannot see it.
     """
 
     instance_id: str
@@ -209,6 +211,7 @@ class Joined(Record):
     supported_level: int = 1
     replaces: str | None = None
     after_silence: bool = False
+    lock: str | None = None
 
     def serves(self, namespace: str) -> bool:
         """Return whether the program of this broker serves a namespace."""
@@ -230,8 +233,8 @@ class Renewed(Record):
 class BrokerRecord(Record):
     """A broker drains, leaves, is declared dead, or is removed.
 
-    Only the broker itself drains or leaves. Another live broker, or an admin with its instance id
-    (`instance_id`), declares it dead.
+    Only the broker itself drains or leaves. Another live broker declares it dead after silence, or
+    anybody with its instance id (`instance_id`), which proves that its process has ended.
     """
 
     status: BrokerChange

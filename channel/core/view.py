@@ -381,14 +381,13 @@ def _may_drain_or_leave(before: BrokerEntry, record: BrokerRecord) -> Verdict | 
 def _may_be_down(before: BrokerEntry, record: BrokerRecord) -> Verdict | None:
     if not before.live:
         return _ILLEGAL
-    if record.incarnation is None:
-        # An admin proves the death with the instance id from the locked data directory.
-        return (
-            None
-            if record.instance_id == before.joined.instance_id
-            else _REJECTED[Reason.STILL_ALIVE]
-        )
-    return _NOT_THE_ACTOR if record.publisher == before.broker else None
+    if record.publisher == before.broker:
+        return _NOT_THE_ACTOR
+    # The instance id of a process that has ended proves a death. An admin has no other proof.
+    is_proof = record.instance_id is not None or record.incarnation is None
+    if is_proof and record.instance_id != before.joined.instance_id:
+        return _REJECTED[Reason.STILL_ALIVE]
+    return None
 
 
 def _may_be_removed(before: BrokerEntry, record: BrokerRecord) -> Verdict | None:

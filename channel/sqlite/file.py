@@ -13,8 +13,6 @@ from urllib.parse import quote
 from equipoise.channel.core.errors import LogNotBegun, OperatorError, invalid_log_url
 from equipoise.channel.system import private_files
 
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
 DISK_FULL_BYTES: Final = 65_536
 """Free space below which an I/O error counts as a full disk: SQLite's shared memory grows by 32
 KiB."""
@@ -91,17 +89,6 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     )
     connection.text_factory = bytes  # So that the caller, not Python, detects damaged text.
     return connection
-
-
-def this_boot(boot_id: Path) -> str:
-    """Return an id of the current boot of the machine, or "" if the system has none.
-
-    Without it, offsets cannot skip ahead after a restart, so only `Synchronous.FULL` is safe.
-    """
-    try:
-        return boot_id.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def with_id(path: Path) -> tuple[Path, FileId]:

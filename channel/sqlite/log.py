@@ -47,13 +47,14 @@ from equipoise.channel.core.log import (
     check_batch,
     check_position,
 )
-from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
+from equipoise.channel.sqlite.file import usable_path
 from equipoise.channel.sqlite.format import HISTORY
 from equipoise.channel.sqlite.snapshot_store import SqliteSnapshotStore
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
 from equipoise.channel.system import private_files
 from equipoise.channel.system.clocks import ahead_by, next_ms, position_by
 from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_file_system
+from equipoise.channel.system.process_lock import BOOT_ID, this_boot
 
 POLL_MS: Final = 5
 """How often a reader checks without inotify (macOS, or a user with all of Linux's 128 instances in
@@ -206,6 +207,7 @@ class SqliteLog:
         self.name = name
         real_path = usable_path(path, url=name, create=create)
         refuse_network_file_system(real_path, mount_table=mount_table)
+        # Without it, offsets cannot skip ahead after a restart, so only `Synchronous.FULL` is safe.
         boot = this_boot(boot_id)
         if synchronous is Synchronous.NORMAL and not boot:
             raise invalid_log_url(

@@ -248,12 +248,12 @@ def premature_down(case: BrokerCase) -> Violations:
     """A broker is declared dead only after its lease and grace period have passed without a
     renewal.
     """
-    # An admin's record needs an instance id instead of silence.
+    # A record with an instance id needs no silence.
     if (
         case.is_of_key
         and case.is_accepted
         and case.record["status"] == "down"
-        and type(case.incarnation) is int
+        and case.record.get("instance_id") is None
     ):
         yield from _too_early(case, f"{case.record['publisher']} declared it dead")
 
@@ -324,7 +324,7 @@ def _too_early(case: BrokerCase, what: str) -> Violations:
     remedy=RESTRICT_WRITERS,
 )
 def false_proof(case: BrokerCase) -> Violations:
-    """An admin declares a broker dead only with the instance id of its live incarnation."""
+    """A proof of death is the instance id of the live incarnation."""
     if (
         case.is_of_key
         and case.record.get("status") == "down"

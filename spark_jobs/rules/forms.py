@@ -140,6 +140,7 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
         "supported_level": _optional(_is_positive),
         "replaces": _optional(_is_text),
         "after_silence": _optional(_is_flag),
+        "lock": _optional(_is_text),
     },
 }
 

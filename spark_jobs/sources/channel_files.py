@@ -16,10 +16,11 @@ from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.core.errors import LogDamaged, LogWentBack, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.core.side_log import SideLogUnavailable, SideTopic
-from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
+from equipoise.channel.sqlite.file import usable_path
 from equipoise.channel.sqlite.log import checksum_of
 from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
+from equipoise.channel.system.process_lock import this_boot
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source
 
 COMPANIONS: Final[Mapping[Source, SideTopic]] = {
@@ -90,7 +91,7 @@ class ChannelFiles:
             if source in sources
         }
         real_path = usable_path(path, url=name, create=False)
-        boot = this_boot(BOOT_ID)
+        boot = this_boot()
         self._storage = SqliteStorage(
             real_path, name=name, synchronous=Synchronous.FULL, boot=boot, create=False
         )

@@ -29,7 +29,7 @@ from tests.load.cluster import READY_MS, counters, running, settle
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
 BUNDLES: Final = BROKERS * BUNDLES_EACH
-DEATHS, DEATH_DECLARATIONS, STOPS = 10, 10, 10
+DEATHS, PROVEN_DEATHS, STOPS = 10, 10, 10
 MOVES_AT_ONCE: Final = 32
 _NS_PER_MS: Final = 1_000_000
 
@@ -113,9 +113,9 @@ class Bench:
         await asyncio.to_thread(self.cluster.restart, number)
         await self.level()
 
-    async def death(self, number: int, *, declare_dead: bool) -> float:
-        """Milliseconds until all bundles are served again: from a kill -9 that is declared, or from
-        the end of lease and grace period.
+    async def death(self, number: int, *, prove_deaths: bool) -> float:
+        """Milliseconds until all bundles are served again: from a kill -9 that others prove, or
+        from the end of lease and grace period.
         """
         broker = self.table.view.brokers[self.cluster.broker_ids[number]]
         killed_ns = boot_ns()
@@ -125,7 +125,7 @@ class Bench:
         patience_ms = broker.joined.lease_ms + broker.joined.grace_ms
         over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ms * _NS_PER_MS
         await self.revive(number)
-        return (served_ns - (killed_ns if declare_dead else over_ns)) / _NS_PER_MS
+        return (served_ns - (killed_ns if prove_deaths else over_ns)) / _NS_PER_MS
 
     async def graceful_stop(self, number: int) -> float:
         """The longest time in ms that a bundle had no owner while a broker left."""
@@ -141,11 +141,11 @@ Measurement = Callable[[Bench, int], Awaitable[float]]
 
 
 async def measured(
-    directory: Path, *, declare_dead: bool, repeats: int, measure: Measurement
+    directory: Path, *, prove_deaths: bool, repeats: int, measure: Measurement
 ) -> list[float]:
     """Set a cluster up, and measure something of each of its brokers in turn."""
     cluster = LocalCluster(
-        counters(directory, brokers=BROKERS, declare_dead=declare_dead, balance="false")
+        counters(directory, brokers=BROKERS, prove_deaths=prove_deaths, balance="false")
     )
     observer = Observer()
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
@@ -159,22 +159,22 @@ async def measure(folder: Path) -> dict[str, object]:
     """All three, each in a cluster of its own."""
     since_lease = await measured(
         folder / "deaths",
-        declare_dead=False,
+        prove_deaths=False,
         repeats=DEATHS,
-        measure=partial(Bench.death, declare_dead=False),
+        measure=partial(Bench.death, prove_deaths=False),
     )
-    declared_dead = await measured(
-        folder / "declared",
-        declare_dead=True,
-        repeats=DEATH_DECLARATIONS,
-        measure=partial(Bench.death, declare_dead=True),
+    proven = await measured(
+        folder / "proven",
+        prove_deaths=True,
+        repeats=PROVEN_DEATHS,
+        measure=partial(Bench.death, prove_deaths=True),
     )
     gaps = await measured(
-        folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop
+        folder / "stops", prove_deaths=True, repeats=STOPS, measure=Bench.graceful_stop
     )
     return {
         "served_after_lease_and_grace": summary(since_lease, "ms"),
-        "served_after_kill_declared_by_parent": summary(declared_dead, "ms"),
+        "served_after_kill_on_the_same_machine": summary(proven, "ms"),
         "graceful_stop_longest_without_owner": summary(gaps, "ms"),
     }
 

@@ -113,13 +113,19 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def pulsar_brokers(directory: Path, *, brokers: int, **more: Any) -> ClusterSettings:  # noqa: ANN401 - settings of a cluster
+def pulsar_brokers(
+    directory: Path,
+    *,
+    brokers: int,
+    prove_deaths: bool = True,
+    **more: Any,  # noqa: ANN401 - settings of a cluster
+) -> ClusterSettings:
     """Brokers for Pulsar's clients that move nothing on their own."""
     return ClusterSettings(
         directory=directory,
         brokers=brokers,
         services=("pulsar",),
         pulsar_port=0,
-        settings={"balance": "false"},
+        settings={"balance": "false", "prove_deaths": str(prove_deaths).lower()},
         **more,
     )

@@ -99,12 +99,12 @@ class Bench:
 
 
 async def measured(
-    directory: Path, losses: Callable[[Bench], Awaitable[list[Loss]]], *, declare_dead: bool
+    directory: Path, losses: Callable[[Bench], Awaitable[list[Loss]]], *, prove_deaths: bool
 ) -> tuple[list[Loss], dict[str, list[int]], dict[str, object]]:
     """Set a cluster up, and have its brokers go under load: what went when, when receipts came, and
     what became of all messages.
     """
-    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS, declare_dead=declare_dead))
+    cluster = LocalCluster(pulsar_brokers(directory, brokers=BROKERS, prove_deaths=prove_deaths))
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     observer = Observer()
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, _):
@@ -133,7 +133,7 @@ def gaps(losses: Sequence[Loss], came: dict[str, list[int]]) -> list[tuple[Loss,
 
 async def measure(folder: Path) -> dict[str, object]:
     """Deaths that nobody tells of, and graceful stops."""
-    deaths, came, fate = await measured(folder / "deaths", Bench.deaths, declare_dead=False)
+    deaths, came, fate = await measured(folder / "deaths", Bench.deaths, prove_deaths=False)
     results: dict[str, object] = {
         "back_after_lease_and_grace": spread(
             [(gap.ended_ns - death.over_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]
@@ -143,7 +143,7 @@ async def measure(folder: Path) -> dict[str, object]:
         ),
         "messages_of_deaths": fate,
     }
-    stops, came, fate = await measured(folder / "stops", Bench.stops, declare_dead=True)
+    stops, came, fate = await measured(folder / "stops", Bench.stops, prove_deaths=True)
     pauses = [(gap.length_ns - _PERIOD_NS) / _NS_PER_MS for _, gap in gaps(stops, came)]
     return {**results, "graceful_stop_pause": spread(pauses), "messages_of_stops": fate}
 

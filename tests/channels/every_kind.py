@@ -168,6 +168,7 @@ RECORDS: tuple[AnyRecord, ...] = (
         supported_level=2,
         replaces="m",
         after_silence=True,
+        lock="6f1c:2049:17:/data/lock",
     ),
     Renewed(
         key="a:1", expected_offset=1, publisher="a:1", incarnation=2, sequence=3, digest=INTEGER_MAX

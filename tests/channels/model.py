@@ -359,11 +359,8 @@ def _member(model: Model, offset: int, record: Renewed | BrokerRecord) -> None:
     elif status == "down":
         need(member.live(), Reason.ILLEGAL_TRANSITION)
         need(not itself, Reason.NOT_THE_ACTOR)
-        need(
-            not admin
-            or (isinstance(record, BrokerRecord) and record.instance_id == member.instance_id),
-            Reason.STILL_ALIVE,
-        )
+        proof = record.instance_id if isinstance(record, BrokerRecord) else None
+        need(proof == member.instance_id or (proof is None and not admin), Reason.STILL_ALIVE)
     else:
         need(not admin, Reason.NOT_THE_ACTOR)
         need(not member.live(), Reason.STILL_ALIVE)

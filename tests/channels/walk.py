@@ -220,6 +220,7 @@ class Walk:
             lambda: propose.left(author, own if rng.random() < 0.5 else other),
             lambda: propose.down(author, other),
             lambda: propose.down(author, other, instance_id=other.joined.instance_id),
+            lambda: propose.down(author, other, instance_id="a guess"),
             lambda: propose.remove_broker(author, other),
             lambda: replace(
                 propose.remove_broker(author, other), key="nobody", expected_offset=view.removed_at

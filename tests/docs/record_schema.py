@@ -293,6 +293,13 @@ class JoinedModel(_Founding):
             "Whether it has read no record of the live incarnation for a lease and a grace period."
         ),
     )
+    lock: Text | None = Field(
+        default=None,
+        description=(
+            "The lock that the process holds until it ends, for brokers of the same machine:"
+            " `BOOT_ID:DEVICE:INODE:PATH`. Absent: they cannot see it."
+        ),
+    )
 
     @model_validator(mode="after")
     def _publishes_its_own_join(self) -> Self:
@@ -312,7 +319,7 @@ class RenewedModel(_Signed):
 
 
 class BrokerModel(_Signed):
-    """A broker drains, has left, is declared dead (by a live broker, or by an admin with its
+    """A broker drains, has left, is declared dead (by a live broker, or by anybody with its
     instance id), or is removed.
     """
 
@@ -320,7 +327,10 @@ class BrokerModel(_Signed):
     status: BrokerChange = Field(description="The change.")
     instance_id: Text | None = Field(
         default=None,
-        description="With `down` by an admin: the instance id of the live incarnation.",
+        description=(
+            "With `down`: the instance id of the live incarnation, as the proof that its process"
+            " has ended. An admin needs it, and a broker unless the other was silent."
+        ),
     )
     reason: Text | None = Field(default=None, description="The reason, for display.")
 

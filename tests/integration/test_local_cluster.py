@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -18,11 +18,14 @@ from equipoise.brokers.local.local_cluster import (
     EventKind,
     LocalCluster,
 )
-from equipoise.brokers.operations.access import Access, opened, until
-from equipoise.brokers.operations.on_channel import DeathDeclaration, declare_dead
-from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
+from equipoise.brokers.operations.access import opened, until
+from equipoise.channel.core.errors import Bug, OperatorError
+from equipoise.channel.core.log import READ_ENTRIES_MAX
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import BrokerRecord
 from equipoise.channel.core.view import View
-from tests.load.log_places import LogPlace, settled_ms
+from equipoise.channel.log.open_log import open_log
+from tests.load.log_places import settled_ms
 
 pytestmark = pytest.mark.integration
 
@@ -73,6 +76,48 @@ def status(view: View, broker: str) -> str | None:
     return None if entry is None else entry.status
 
 
+def proofs(log_url: str) -> list[bool]:
+    """Return for each death on the channel whether it was declared by proof, not after silence."""
+    log = open_log(log_url)
+    try:
+        reader = Reader(log=log.name, cluster="equipoise")
+        records = list[object]()
+        while log.wait(reader.position, timeout_ms=0):
+            for entry in log.read(reader.position, limit=READ_ENTRIES_MAX):
+                folded = reader.feed(entry)
+                records += [folded.record] if folded.verdict.accepted else []
+    finally:
+        log.close()
+    return [
+        record.instance_id is not None
+        for record in records
+        if isinstance(record, BrokerRecord) and record.status == "down"
+    ]
+
+
+@pytest.mark.on_every_log
+def test_the_end_of_a_process_is_proven_to_the_others(tmp_path: Path, log_url: str) -> None:
+    """A paused one holds its lock, and one whose lock file was replaced shows nothing: they are
+    declared dead after silence.
+    """
+    diary = Diary()
+    settings = ClusterSettings(directory=tmp_path, log_url=log_url, brokers=3)
+    with LocalCluster(settings, report=diary) as cluster:
+        cluster.kill(0)
+        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD)
+        assert [True] == proofs(cluster.log_url)
+        lock = cluster.directories[1] / "lock"
+        copy = lock.with_name("copy")
+        shutil.copyfile(lock, copy)
+        copy.rename(lock)
+        second = cluster.broker_ids[1]
+        cluster.kill(1)
+        wait_until(
+            cluster.log_url, lambda view: status(view, second) == "down", "the end of its lease"
+        )
+        assert [True, False] == proofs(cluster.log_url)
+
+
 def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log_url: str) -> None:
     """A broker can be killed and declared dead, started anew, paused until the other notices,
     resumed, and stopped for good.
@@ -109,6 +154,7 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
             lambda view: status(view, first) == "down",
             "the accusation of the paused one",
         )
+        assert [True, False] == proofs(cluster.log_url)
         cluster.resume(0)
         wait_until(
             cluster.log_url,
@@ -144,7 +190,7 @@ def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: 
         assert pid is not None
         diary.forget()
         os.kill(pid, signal.SIGKILL)
-        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD, EventKind.STARTS_AGAIN)
+        diary.wait_for(EventKind.ENDED, EventKind.STARTS_AGAIN)
         assert not cluster.wait_until_all_ended(timeout_ms=0)
         cluster.stop(0)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
@@ -173,30 +219,6 @@ def test_a_stop_just_before_a_restart_is_not_overlooked(tmp_path: Path, log_url:
         diary.wait_for(EventKind.STARTS_AGAIN)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
         assert (None, False) == (cluster.pid(0), EventKind.STARTED in diary.kinds())
-
-
-def test_a_broker_that_dies_during_a_declaration_is_declared_dead_at_once(
-    tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A death is noticed although the declaration of another death consumed its wake-up."""
-    diary = Diary()
-    monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
-    cluster = LocalCluster(
-        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary
-    )
-    directories: list[Path] = []
-
-    def declare_both_dead(access: Access, directory: Path) -> tuple[DeathDeclaration, ...]:
-        directories.append(directory)
-        if len(directories) == 1:
-            cluster.kill(0)
-        return declare_dead(access, directory)
-
-    monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", declare_both_dead)
-    with cluster:
-        cluster.kill(1)
-        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD, EventKind.DECLARED_DEAD)
-    assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
 def test_a_member_is_reported_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
@@ -230,41 +252,14 @@ def test_the_death_of_the_follower_is_reported(
     with LocalCluster(
         ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary
     ) as cluster:
-        monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", fail)
-        cluster.kill(0)
-        diary.wait_for(EventKind.ENDED, EventKind.UNWATCHED)
+        monkeypatch.setattr("equipoise.brokers.local.local_cluster._read_or_resync", fail)
+        diary.wait_for(EventKind.UNWATCHED)
         assert isinstance(cluster.failure, Bug)
         assert "ended with ValueError: odd" in str(cluster.failure)
         assert cluster.pid(1) is not None
         with pytest.raises(Bug, match="odd"):
             cluster.restart(0)
-        cluster.kill(1)
         assert 1 == diary.kinds().count(EventKind.UNWATCHED)
-
-
-def test_a_full_disk_does_not_end_the_follower(
-    tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A declaration of death that fails on a full disk is reported, and the next one is
-    attempted.
-    """
-
-    def has_no_room(*_: object) -> None:
-        raise LogStorageFull(log="sqlite:full")
-
-    diary = Diary()
-    with LocalCluster(
-        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=diary
-    ) as cluster:
-        with monkeypatch.context() as patch:
-            patch.setattr("equipoise.brokers.local.local_cluster.declare_dead", has_no_room)
-            cluster.kill(0)
-            diary.wait_for(EventKind.ENDED, EventKind.NOT_DECLARED_DEAD)
-        cluster.restart(0)
-        diary.forget()
-        cluster.kill(0)
-        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD)
-        assert cluster.failure is None
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None:
@@ -284,28 +279,3 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
     assert [EventKind.ENDED] * 2 == [what for what in diary.kinds() if what is EventKind.ENDED]
-
-
-def test_a_declaration_that_fails_is_reported(
-    tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A declaration fails if the log accepts no record in time, or if the directory proves
-    nothing.
-    """
-    monkeypatch.setattr("equipoise.brokers.local.local_cluster.DEATH_DECLARATION_MS", 100)
-    diary = Diary()
-
-    async def kill_while_the_log_is_away() -> None:
-        async with log_place.away(stopped=True):
-            cluster.kill(0)
-            diary.wait_for(EventKind.ENDED, EventKind.NOT_DECLARED_DEAD)
-
-    with LocalCluster(
-        ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), report=diary
-    ) as cluster:
-        asyncio.run(kill_while_the_log_is_away())
-        assert 1 == diary.kinds().count(EventKind.NOT_DECLARED_DEAD)
-        (cluster.directories[1] / "lock").unlink()
-        cluster.kill(1)
-        diary.wait_for(EventKind.NOT_DECLARED_DEAD, EventKind.NOT_DECLARED_DEAD)
-        assert EventKind.DECLARED_DEAD not in diary.kinds()

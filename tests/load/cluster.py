@@ -37,7 +37,7 @@ def counters(
     *,
     brokers: int,
     log_url: str | None = None,
-    declare_dead: bool = True,
+    prove_deaths: bool = True,
     evidence: bool = False,
     **settings: str | int,
 ) -> ClusterSettings:
@@ -52,9 +52,8 @@ def counters(
         brokers=brokers,
         log_url=log_url,
         services=("counter",),
-        settings=settings,
+        settings={"prove_deaths": str(prove_deaths).lower(), **settings},
         environment=environment,
-        declare_dead=declare_dead,
         evidence=evidence,
         ready_ms=READY_MS,
     )

@@ -99,8 +99,7 @@ async def pulsar_stress(
         log_url=log.url,
         services=("pulsar",),
         pulsar_port=0,
-        settings={"quarantine.deaths": 0},
-        declare_dead=seed % 2 == 0,
+        settings={"quarantine.deaths": 0, "prove_deaths": str(seed % 2 == 0).lower()},
         evidence=True,
         ready_ms=READY_MS,
     )

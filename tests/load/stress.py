@@ -288,13 +288,13 @@ async def stress(
     """
     # The run kills brokers every few seconds, too soon for an owner to clear its bundles.
     settings = {"quarantine.deaths": 0}
-    declare_dead = seed % 2 == 0  # Every other run the brokers have to notice a death themselves.
+    prove_deaths = seed % 2 == 0  # Every other run a death shows only by the silence of a lease.
     cluster = LocalCluster(
         counters(
             directory,
             brokers=size.brokers,
             log_url=log.url,
-            declare_dead=declare_dead,
+            prove_deaths=prove_deaths,
             evidence=True,
             **settings,
         )

@@ -28,6 +28,7 @@ from tests.channels import (
     deposed_leader_hunt,
     keyed_hunt,
     power_loss_hunt,
+    process_lock_hunt,
 )
 from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
@@ -39,7 +40,14 @@ BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
 HUNTS = {
     hunt.SCENARIO: (hunt.__name__,)
-    for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, keyed_hunt, power_loss_hunt)
+    for hunt in (
+        admin_hunt,
+        compaction_hunt,
+        deposed_leader_hunt,
+        keyed_hunt,
+        power_loss_hunt,
+        process_lock_hunt,
+    )
 }
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)

@@ -20,7 +20,7 @@ from equipoise.brokers.agent.effects import (
     Refold,
     Stop,
 )
-from equipoise.brokers.agent.events import Event, Instant, Requested, Tick
+from equipoise.brokers.agent.events import Event, Instant, ProcessEnded, Requested, Tick
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
 from equipoise.channel.core import snapshot
@@ -37,6 +37,10 @@ _AFTER_RESUME_MS: Final = (0, 5)
 
 # A hanging service answers before its deadline, at about that time, or long after it.
 _HANG_MS: Final = (500, 6_000)
+
+# From the end of a process to a look of a neighbour, and from the reading of instance ids to the
+# query of the lock.
+_LOOK_MS: Final = (0, 20)
 
 # How often abandoned code of a service cannot be stopped.
 _UNSTOPPABLE_PERMILLE: Final = 100
@@ -189,6 +193,7 @@ class Process(AgentHost):
         self.host.parts.story.say(self.host.name, "{}", why)
         self.host.process = None
         self.host.watcher.ended(self)
+        self.host.proven_soon()
         if not killed:
             self.host.supervisor(self.host)
 
@@ -240,8 +245,8 @@ class Watcher(Protocol):
 
 
 class Host:
-    """One machine. `process` is None while no broker runs on it. `supervisor` is called when a
-    process ends unexpectedly.
+    """One machine, or one broker's part of it. `process` is None while no broker runs on it.
+    `supervisor` is called when a process ends unexpectedly. `neighbours` are of the same machine.
     """
 
     def __init__(
@@ -270,6 +275,7 @@ class Host:
         self.process: Process | None = None
         self.directory = Directory()
         self.supervisor: Callable[[Host], None] = lambda _host: None
+        self.neighbours: Sequence[Host] = ()
         self._made_instance_ids = made_instance_ids
         self._paused_until_us = 0
         self._fetching: Process | None = None
@@ -333,6 +339,25 @@ class Host:
         """Kill the process, if any, and never start another one."""
         self._retired = True
         self.crash(why)
+
+    def proven_soon(self) -> None:
+        """Let each neighbour look soon whether a process holds the lock of the directory. It has
+        read the instance ids before.
+        """
+        for neighbour in self.neighbours:
+            look = partial(self._look_from, neighbour, self.directory)
+            self.parts.schedule.after(self.parts.chance.microseconds(_LOOK_MS), look)
+
+    def _look_from(self, neighbour: Host, directory: Directory) -> None:
+        instance_ids = frozenset(directory.instance_ids)
+        watcher = neighbour.process
+
+        def look() -> None:
+            if watcher is not None and directory is self.directory and self.process is None:
+                # It takes the event later, if it is paused now.
+                watcher.deliver(ProcessEnded(instance_ids=instance_ids))
+
+        self.parts.schedule.after(self.parts.chance.microseconds(_LOOK_MS), look)
 
     def lose_directory(self) -> None:
         """Forget instance ids and snapshot, as if the disk was replaced."""

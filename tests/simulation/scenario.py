@@ -64,6 +64,7 @@ class Scenario:
       Operators change that at times.
     * `compact_every_ms`: the mean time between compactions. Each has a random horizon and truncates
       the log, even below what readers have read.
+    * `is_one_machine`: brokers learn when the process of another one has ended.
     * `picky`: how many of the first namespaces only the services of broker-0 accept, even after
       faults stop.
     * `programs`: the patterns of namespaces that programs serve. Each process is started with one
@@ -77,6 +78,7 @@ class Scenario:
     timing: Timing = SIMULATED_TIMING
     batches: Batches = field(default_factory=Batches)
     serving_on: int = 0
+    is_one_machine: bool = False
     picky: int = 0
     programs: tuple[tuple[str, ...], ...] = ()
     bundles: tuple[int, ...] = (32, 8)
@@ -363,6 +365,23 @@ _CATALOGUE: Final = (
         compact_every_ms=3_000,
         faults=replace(
             _ORDINARY, trouble_every_ms=6_000, crash_weight=8, back_after_ms=(100, 4_000)
+        ),
+    ),
+    Scenario(
+        # The brokers share a machine, so each end of a process is proven at once, mostly. Programs
+        # come back while the proof of their end is still under way.
+        name="one-machine",
+        brokers=5,
+        duplicates=1,
+        is_one_machine=True,
+        bundles=(16, 4),
+        operations=replace(_QUIET_OPERATIONS, every_ms=100, drain=2),
+        faults=replace(
+            _HEAVY,
+            trouble_every_ms=4_000,
+            crash_weight=8,
+            back_after_ms=(1, 2_000),
+            service_ms=(1, 100),
         ),
     ),
     Scenario(

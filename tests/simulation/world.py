@@ -88,6 +88,9 @@ class World:
             )
             for name, broker in names
         ]
+        if scenario.is_one_machine:
+            for host in self.hosts:
+                host.neighbours = [other for other in self.hosts if other is not host]
         self.callers = Callers(parts, self.log, self.hosts, self.checkers)
         self.operators = Operators(parts, self.log, self.hosts, courier)
         self.compactor = Compactor(parts, self.log)

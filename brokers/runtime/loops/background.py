@@ -16,6 +16,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.addresses import PeerAddresses
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.loops.compacting import Compacting
+from equipoise.brokers.runtime.loops.death_watch import DeathWatch
 from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
 from equipoise.brokers.runtime.loops.file_watch import LOOK_S, FileWatch
 from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
@@ -43,6 +44,7 @@ def loops_of(worker: Worker, *, listens: bool) -> Sequence[Coroutine[None, None,
     balancing = Balancing(worker, LoadBus(log_url), settings=settings, decided=writer.decided)
     splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
     loops = [
+        DeathWatch(worker).run(),
         writer.run(),
         reporter.run(),
         balancing.run(),

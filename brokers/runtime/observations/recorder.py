@@ -33,7 +33,7 @@ from equipoise.brokers.runtime.observations.writer import (
 from equipoise.brokers.runtime.service import Evidence
 from equipoise.brokers.side_topics import SERVING
 from equipoise.channel.log.open_log import is_in_memory, open_side_log
-from equipoise.channel.sqlite.file import BOOT_ID, this_boot
+from equipoise.channel.system.process_lock import this_boot
 
 # Last ended periods that are checked for later answers, and the interval.
 _ENDED_MAX: Final = 256
@@ -228,7 +228,7 @@ class Recorders:
         self.serving = ServingRecorder(
             log=log,
             broker=broker,
-            boot=this_boot(BOOT_ID),
+            boot=this_boot(),
             clock=clock,
             report=(lambda _: None) if self._writer is None else self._writer.served,
         )

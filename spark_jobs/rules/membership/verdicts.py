@@ -138,9 +138,12 @@ def _on_broker(known: Known, raw: Raw) -> str:
     if status == "down":
         if not is_live:
             return "illegal_transition"
-        if is_admin:
-            return ACCEPTED if raw.get("instance_id") == member.instance_id else "still_alive"
-        return "not_the_actor" if is_own else ACCEPTED
+        if is_own:
+            return "not_the_actor"
+        proof = raw.get("instance_id")
+        if proof is None and not is_admin:  # It was silent.
+            return ACCEPTED
+        return ACCEPTED if proof == member.instance_id else "still_alive"
     if status == "removed":
         return "not_the_actor" if is_admin else "still_alive" if is_live else ACCEPTED
     if not is_own:

@@ -22,6 +22,7 @@ from tests.simulation.host import Process
 # The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the
 # record are escaped.
 _DOWN: Final = b'"status":"down"'
+_PROOF: Final = b'"instance_id":'
 
 
 class Membership:
@@ -64,7 +65,7 @@ class Membership:
 
     def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
         """Check that a process acts only in its own incarnation, and declares others dead only
-        while its lease is good.
+        while its lease is good, or by proof.
         """
         incarnation, lease = process.agent.incarnation, process.agent.lease
         # A leaving broker gives up its lease at the end of a step. Earlier in that step it may
@@ -76,6 +77,7 @@ class Membership:
             if (
                 type(effect) is Append
                 and _DOWN in effect.data
+                and _PROOF not in effect.data
                 and not leaves
                 and not lease.good(now)
             ):
@@ -112,6 +114,14 @@ class Membership:
         process, record = self._processes.get(dead), folded.record
         has_left = isinstance(record, BrokerRecord) and record.status == "left"
         if process is not None and process.alive:
+            if isinstance(record, BrokerRecord) and record.instance_id is not None:
+                raise InvariantViolated(
+                    invariant="section 4: a proof of death is of a process that has ended",
+                    what=(
+                        f"{record.publisher} proves at offset {folded.offset} that #{dead} ended,"
+                        f" and {process.host.name} lives"
+                    ),
+                )
             passing = self._passing(process)
             lease = process.agent.lease
             if passing is not None:

@@ -13,6 +13,7 @@ from equipoise.brokers.agent.events import (
     Event,
     InstanceIdWritten,
     Instant,
+    ProcessEnded,
     Reachable,
     Read,
     Tick,
@@ -231,6 +232,32 @@ def test_a_broker_that_may_have_been_away_accuses_none(
         for _, data in stage.hosts["a"].link.in_flight
         if isinstance(record := decode(data), BrokerRecord)
     ]
+
+
+def downs(effects: list[Effect]) -> list[tuple[str, str | None]]:
+    return [
+        (record.key, record.instance_id)
+        for record in records(effects)
+        if isinstance(record, BrokerRecord) and record.status == "down"
+    ]
+
+
+def test_a_proof_needs_neither_silence_nor_a_lease() -> None:
+    """It counts for the incarnation that made the instance id, and is repeated until it is read
+    back.
+    """
+    stage = play("brokers a b", "hold a", "advance 3200ms")
+    agent, now = stage.process("a").agent, stage.hosts["a"].now()
+    assert not agent.lease.good(now)
+    instance_id = stage.view.brokers["b"].joined.instance_id
+    other = ProcessEnded(instance_ids=frozenset({"another"}))
+    assert [] == downs(list(agent.step(other, now)))
+    proof = ProcessEnded(instance_ids=frozenset({"another", instance_id}))
+    assert [("b", instance_id)] == downs(list(agent.step(proof, now)))
+    assert [] == downs(list(agent.step(proof, now)))
+    later = now._replace(boot_ms=now.boot_ms + Timing().attempt_ms)
+    assert agent.wake_at_ms <= later.boot_ms
+    assert [("b", instance_id)] == downs(list(agent.step(Tick(), later)))
 
 
 # Commands, and between them whom b suspects; then whom it suspects if its log cannot be read.

@@ -17,8 +17,8 @@ MARK = LogMark(log=LOG, offset=7, physical=5)
 
 
 def lines(path: Path) -> list[bytes]:
-    """Return the lines of the file of instance ids."""
-    return (path / "instance_ids").read_bytes().split()
+    """Return the instance ids in the lock file."""
+    return (path / "lock").read_bytes()[20:].split()
 
 
 def test_a_new_directory_is_empty_and_private(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_torn_line_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
     """A power cut may leave one. The next id is not joined to it."""
     with DataDirectory(tmp_path) as directory:
         directory.write_instance_id("one")
-    with (tmp_path / "instance_ids").open("ab") as file:
+    with (tmp_path / "lock").open("ab") as file:
         file.write(torn)
     with DataDirectory(tmp_path) as directory:
         assert {"one"} == directory.instance_ids
@@ -57,9 +57,9 @@ def test_a_torn_line_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
         assert {"one", "two"} <= directory.instance_ids
 
 
-def test_any_bytes_may_be_in_the_file_of_instance_ids(tmp_path: Path) -> None:
+def test_any_bytes_may_be_in_the_lock_file(tmp_path: Path) -> None:
     """Only words that may be ids are read."""
-    (tmp_path / "instance_ids").write_bytes(bytes(range(256)) * 4 + b"\nword\nwith blank\n")
+    (tmp_path / "lock").write_bytes(bytes(range(256)) * 4 + b"\nword\nwith blank\n")
     with DataDirectory(tmp_path) as directory:
         assert "word" in directory.instance_ids
         assert all(
@@ -210,7 +210,7 @@ def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: 
             directory.write_instance_id("one")
         with pytest.raises(OperatorError, match="deleted or replaced"):
             directory.save_snapshot(b"", MARK)
-    assert not (tmp_path / "instance_ids").exists()
+    assert b"one" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
 def test_an_impossible_path_is_named_in_the_error(tmp_path: Path) -> None:
@@ -243,6 +243,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DataDirectory(tmp_path) as directory:
+        directory.write_instance_id("zero")
         directory.write_instance_id("one")
 
         def refuse(file: int) -> None:
@@ -253,8 +254,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             with pytest.raises(OperatorError, match="No space left"):
                 directory.write_instance_id("two")
             with pytest.raises(OperatorError, match="No space left"):
-                directory.forget_instance_ids("two")
-        assert {"one"} == directory.instance_ids
+                directory.forget_instance_ids("one")
+        assert {"zero", "one"} == directory.instance_ids
         directory.write_instance_id("three")
     with DataDirectory(tmp_path) as directory:
         assert {"one", "three"} <= directory.instance_ids

@@ -69,7 +69,7 @@ async def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
     await bench.until_answered(3)
     assert ["instance_id", "forget"] == bench.order
     assert [("instance_id", None), ("forget", None), ("n1", None)] == bench.answered
-    assert b"n1" in (tmp_path / "instance_ids").read_bytes()
+    assert b"n1" in (tmp_path / "lock").read_bytes()
     await bench.stop()
 
 
