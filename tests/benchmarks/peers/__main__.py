@@ -2,7 +2,8 @@
 parts: `make bench BENCH=peers PEERS="redis zookeeper" EVENTS="kill stop10"`.
 
 Three programs share 64 shards under 200 calls/s; then a fourth joins, one dies, and so on. Results
-are in `build/peers`, one file for each system.
+are in `build/peers`, one file for each system. `python -m tests.benchmarks.peers.page` writes the
+table and the plot of the page "When to use it" from them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import uvloop
 from tests.benchmarks.frame import print_line
 from tests.benchmarks.peers.runs import Results, measure
 from tests.benchmarks.peers.servers import version_of
-from tests.benchmarks.peers.systems import ALL_EVENTS, NODE, SYSTEMS
+from tests.benchmarks.peers.systems import ALL_EVENTS, NODE, SYSTEMS, adapter_lines
 from tests.house.house_rules import ROOT
 
 FOLDER: Final = ROOT / "build" / "peers"
@@ -30,15 +31,6 @@ def _chosen(variable: str, known: Sequence[str]) -> Sequence[str]:
     words = os.environ.get(variable, "").split()
     assert set(words) <= set(known), f"{variable} takes some of: {' '.join(known)}"
     return words or known
-
-
-def adapter_lines(adapter: str) -> int:
-    """Return the lines of an adapter that are neither blank nor text."""
-    text = (Path(__file__).parent / "adapters" / f"{adapter}.py").read_text()
-    return sum(
-        bool(line.strip()) and not line.strip().startswith(("#", '"""'))
-        for line in text.splitlines()
-    )
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from tests.benchmarks.frame import percentile
 
+PAUSE_MS: Final = 50.0
 _MS: Final = 1e-6
 
 
@@ -73,7 +74,7 @@ def _parts(one: Holding, pause: Pause) -> tuple[Holding, Holding]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The figures of one event. `without_owner_ms` is of each concerned shard: one that had no
-    owner for a while, or another one afterwards.
+    owner for `PAUSE_MS`, or another one afterwards.
     """
 
     without_owner_ms: Sequence[float]
@@ -129,7 +130,7 @@ def judge(
             owners[programs[-1]] += 1
         is_moved = len(programs) > 0 and programs[0] != programs[-1]
         moved += is_moved
-        if is_moved or without_ms:
+        if is_moved or without_ms >= PAUSE_MS:
             gaps.append(without_ms)
     applied = [each for each in writes if each.accepted]
     opened_ns = {shard: _openings(held) for shard, held in of_shard.items()}

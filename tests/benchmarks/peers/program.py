@@ -48,12 +48,14 @@ class Held:
 
     * `good`: whether it may be served now.
     * `work`: a context around each call; it raises `PeerError` if the call may not be served.
+    * `computing`: a context around what a call computes, in which it awaits nothing.
     """
 
     epoch: int
     token: int | None
     good: Callable[[], bool]
     work: Callable[[], AbstractContextManager[object]]
+    computing: Callable[[], AbstractContextManager[object]]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     count: int | None = None
     requests: set[str] = field(default_factory=set)
@@ -115,9 +117,12 @@ class Program:
         token: int | None = None,
         good: Callable[[], bool] = lambda: True,
         work: Callable[[], AbstractContextManager[object]] = nullcontext,
+        computing: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Serve a shard from now on."""
-        held = Held(epoch=next(self._epochs), token=token, good=good, work=work)
+        held = Held(
+            epoch=next(self._epochs), token=token, good=good, work=work, computing=computing
+        )
         self._held[shard] = held
         self._tell("opened", shard, held)
 
@@ -158,7 +163,8 @@ class Program:
             with suppress(PeerError), held.work():
                 if self._held.get(shard) is held and held.good():
                     is_counted = await self._count(shard, held, request_id)
-                    _compute(int(request.query.get("us", "0")))
+                    with held.computing():
+                        _compute(int(request.query.get("us", "0")))
                     if is_counted:
                         return web.Response()
         return web.Response(status=503)

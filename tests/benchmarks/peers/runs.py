@@ -117,17 +117,18 @@ class Life:
         self.hub.died(program.name, began_ns if number is signal.SIGKILL else ended_ns)
         return (ended_ns - began_ns) / _NS
 
-    async def settled(self, timeout_ms: int = _SETTLED_MS) -> bool:
-        """Wait until each shard has one owner, and nothing changes. Return whether that came."""
-        deadline = Deadline.after(timeout_ms=timeout_ms)
+    async def settled(self) -> bool:
+        """Wait until each shard has one owner, each program has a shard, and nothing changes any
+        more. Return whether that came.
+        """
+        began_ns, deadline = boot_ns(), Deadline.after(timeout_ms=_SETTLED_MS)
         while deadline.remaining_ms() > 0:
             owners = self.hub.owners()
-            is_quiet = boot_ns() - self.hub.changed_ns > QUIET_S * _NS
-            if (
-                is_quiet
-                and len(owners) == SHARDS
-                and all(len(each) == 1 for each in owners.values())
-            ):
+            busy = {name for names in owners.values() for name in names}
+            is_even = [len(names) for names in owners.values()] == [1] * SHARDS
+            is_complete = busy == {each.name for each in self.programs}
+            quiet_ns = boot_ns() - max(began_ns, self.hub.changed_ns)
+            if is_even and is_complete and quiet_ns > QUIET_S * _NS:
                 return True
             await asyncio.sleep(_LOOK_S)
         return False
@@ -240,7 +241,7 @@ async def measure(system: System, events: Sequence[str], folder: Path, results: 
     """
     nodes = {"nodes": 3} if events == [NODE] else {}
     async with _living(system, folder, nodes) as life:
-        if not nodes:
+        if not nodes and "steady" not in results:
             results["steady"] = await _measured(life, _steady)
         for event in events:
             await _restored(life)
@@ -283,7 +284,7 @@ async def _restored(life: Life) -> None:
     for slot in range(PROGRAMS):
         if all(each.slot != slot for each in life.programs):
             await life.start(slot)
-    assert await life.settled(), "every shard has one owner, and nothing changes"
+    assert await life.settled(), Counter(map(tuple, life.hub.owners().values()))
 
 
 @asynccontextmanager

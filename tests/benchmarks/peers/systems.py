@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 LOG_TOPIC: Final = "equipoise"
@@ -135,5 +136,15 @@ SYSTEMS: Final[Mapping[str, System]] = {
         server="kafka",
         package="equipoise",
         topic=LOG_TOPIC,
+        options={"load_worker": True},
     ),
 }
+
+
+def adapter_lines(adapter: str) -> int:
+    """Return the lines of an adapter that are neither blank nor text."""
+    text = (Path(__file__).parent / "adapters" / f"{adapter}.py").read_text()
+    return sum(
+        bool(line.strip()) and not line.strip().startswith(("#", '"""'))
+        for line in text.splitlines()
+    )

@@ -57,11 +57,12 @@ def test_time_without_an_owner_is_of_each_shard_that_an_event_concerns() -> None
             holding("a", 0, 300),
             holding("b", 350),
             holding("a", 0, 300, shard=1),
-            holding("a", 310, shard=1),
-            holding("a", 0, shard=2),
+            holding("a", 400, shard=1),
+            holding("a", 0, 300, shard=2),
+            holding("a", 310, shard=2),
         ]
     )
-    assert [50.0, 10.0] == verdict.without_owner_ms
+    assert [50.0, 100.0] == verdict.without_owner_ms
     assert (1, 1) == (verdict.changes, verdict.moved)
 
 

@@ -34,6 +34,7 @@ class Adapter(Service):
                 token=ownership.token,
                 good=partial(self._is_good, shard),
                 work=partial(self._admit, shard),
+                computing=ownership.account.charge,
             )
 
     def _is_good(self, shard: int) -> bool:
