@@ -51,7 +51,8 @@ class Strip:
         servers, states, costs = self._servers, self._states, self._costs
         for bundle in bundles:
             first = max(0, (bundle.low - low) * count // span)
-            last = min(count - 1, max(first, ((bundle.high - low) * count - 1) // span))
+            end = bundle.high + (bundle.high == HASH_MAX)
+            last = min(count - 1, max(first, ((end - low) * count - 1) // span))
             for cell in range(first, last + 1):
                 states[cell] = max(states[cell], bundle.state)
                 if bundle.cost > costs[cell]:
