@@ -417,10 +417,8 @@ class _Copier:
         silent = self.view.live_brokers()
         self._listen(
             Deadline.after(
-                timeout_ms=max(
-                    (broker.joined.lease_ms + broker.joined.grace_ms for broker in silent),
-                    default=0,
-                )
+                # Brokers that are cut off from the log together may serve for their extensions.
+                timeout_ms=max((broker.joined.unheard_ms for broker in silent), default=0)
             )
         )
         for broker, last in [(broker.broker, broker.last) for broker in silent]:

@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from equipoise.brokers.agent.assurances import Assurances
 from equipoise.brokers.agent.core import NEVER_MS, Core, Profile
 from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Effect, Stop
 from equipoise.brokers.agent.events import (
     AppendFailed,
+    AssuranceAsked,
+    Assured,
     Closed,
     CutsFound,
     Discarded,
@@ -90,6 +93,7 @@ class Agent:
             predecessor_instance_ids=predecessor_instance_ids,
             is_reachable=is_reachable,
         )
+        self._assurances = Assurances(core, self._membership)
         self._ownerships = Ownerships(core)
         self._leading = Leading(
             core,
@@ -176,6 +180,7 @@ class Agent:
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
         parts_ms = (
             self._membership.wake_at_ms,
+            self._assurances.wake_at_ms,
             self._ownerships.wake_at_ms,
             self._leading.wake_at_ms,
         )
@@ -193,8 +198,12 @@ class Agent:
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
         """Return whether only this broker is late with its renewal, so that lookups of its bundles
-        should wait.
+        should wait. One that has lately given an assurance is alive, and the log may be away.
         """
+        assured_ms = self._assurances.assured_ms(broker, now)
+        promised = broker.joined
+        if assured_ms is not None and assured_ms < promised.lease_ms - promised.grace_ms:
+            return False
         return self._membership.is_suspect(broker, now, log_is_readable=log_is_readable)
 
     # --- the one way in ---
@@ -209,7 +218,9 @@ class Agent:
         self._attend(event)
         if not core.stopped:
             _HANDLERS[type(event)](self, event)
+            self._assurances.reckon()
             self._membership.tick()
+            self._assurances.ask()
             self._ownerships.tick()
             self._leading.tick()
             # Do not propose again at once what the log has just refused: a leaving broker would
@@ -367,7 +378,7 @@ class Agent:
 
     def _requested(self, event: Requested) -> None:
         core = self._core
-        if core.incarnation is None or not core.lease.good(core.now):
+        if core.incarnation is None or not core.lease.holds(core.now):
             without_lease = NotProposed(
                 broker=core.broker, problem="it has no lease at this moment"
             )
@@ -455,6 +466,8 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001
     UndrainRequested: Agent._undrain_requested,  # noqa: SLF001
+    AssuranceAsked: lambda agent, event: agent._assurances.asked(event),  # noqa: SLF001
+    Assured: lambda agent, event: agent._assurances.assured(event),  # noqa: SLF001
     Reachable: lambda agent, _event: agent._membership.reachable(),  # noqa: SLF001
     PlacementChosen: lambda agent, event: agent._leading.place_by(event.placement),  # noqa: SLF001
 }

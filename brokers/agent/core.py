@@ -80,6 +80,7 @@ class Profile:
             lease_ms=timing.lease_ms,
             grace_ms=timing.grace_ms,
             renew_ms=timing.renew_ms,
+            extend_ms=timing.extend_ms,
             addresses=self.addresses,
             capacity=self.capacity,
             failure_domain=self.failure_domain,
@@ -280,6 +281,10 @@ class Core:
     def is_proposed(self, bundle: BundleEntry) -> bool:
         """Return whether a proposal about the bundle as it is now may still be read back."""
         return self._is_under_way(bundle.name, bundle.last)
+
+    def is_unsettled(self, key: str) -> bool:
+        """Return whether any proposal about a key may still be accepted."""
+        return any(attempt.key == key for attempt in self._in_flight.values())
 
     def _is_under_way(self, key: str, expected_offset: int) -> bool:
         attempt = self._newest_by_key.get(key)

@@ -131,6 +131,25 @@ class Answered:
     error: EquipoiseError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskAssurance:
+    """Ask `broker`, in a message of its own, to assure `asker`. If it does, send `Assured` with
+    what the answer carries. Give up after `ASSURANCE_MS_MAX`. Never retry.
+    """
+
+    broker: BrokerEntry
+    asker: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssuranceAnswered:
+    """The answer to an `AssuranceAsked` with this `ticket`."""
+
+    ticket: int
+    assured: bool
+
+
 class AlarmName(StrEnum):
     """The stable names of alarms, for metrics and logs. `docs/reference/log-lines.md` describes
     each.
@@ -190,6 +209,8 @@ Effect = (
     | FindCuts
     | Reshaped
     | Answered
+    | AskAssurance
+    | AssuranceAnswered
     | Alarm
     | Refold
     | Stop

@@ -172,6 +172,30 @@ class UndrainRequested:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssuranceAsked:
+    """The incarnation `asker` asks the incarnation `asked` for an assurance (section 4). The result
+    is an `AssuranceAnswered` with this `ticket`.
+    """
+
+    ticket: int
+    cluster: str
+    asker: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assured:
+    """The incarnation `by` gave `asker` the assurance that its question with this `number`
+    requested.
+    """
+
+    cluster: str
+    asker: int
+    by: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Reachable:
     """The broker has answered at its own address: it may join."""
@@ -202,6 +226,8 @@ Event = (
     | Requested
     | DrainRequested
     | UndrainRequested
+    | AssuranceAsked
+    | Assured
     | Reachable
     | PlacementChosen
 )

@@ -16,9 +16,11 @@ class Lease:
 
     * `skew_ms`: wall clock minus boot clock when the lease was decided. If it grows by more than
       `skew_max_ms`, the machine slept unseen by the boot clock, and the lease ends.
+    * `outlast_ms`: the latest end of the extension, in boot time; 0 without one.
+    * `extended_ms`, `extended_skew_ms`: the end of the extension, and its skew as above.
     * `attention_ms`: past the lease (section 4), a broker without a step for this long serves
       nothing until it hears from the log.
-    * `until_ms`: the last deadline, kept after a loss. For evidence only.
+    * `until_ms`: the last end of lease and extension, kept after a loss. For evidence only.
     """
 
     incarnation: int
@@ -26,27 +28,47 @@ class Lease:
     attention_ms: int = 0
     deadline_ms: int = 0
     skew_ms: int = 0
+    outlast_ms: int = 0
+    extended_ms: int = 0
+    extended_skew_ms: int = 0
     lost: bool = False
     attended: Instant | None = None
     until_ms: int = 0
 
-    def extend(self, *, decided: Instant, lease_ms: int) -> None:
+    def renew(self, *, decided: Instant, lease_ms: int, extend_ms: int = 0) -> None:
         """Count the lease from the decision time of the accepted attempt."""
         if not self.lost:
-            self.deadline_ms = self.until_ms = decided.boot_ms + lease_ms
+            self.deadline_ms = decided.boot_ms + lease_ms
+            self.outlast_ms = decided.boot_ms + extend_ms if extend_ms > lease_ms else 0
             self.skew_ms = decided.wall_ms - decided.boot_ms
+            self.until_ms = self.ends_ms
+
+    def extend(self, *, until_ms: int, skew_ms: int) -> None:
+        """Serve until `until_ms`, past the lease too. An earlier time shortens an extension."""
+        if not self.lost:
+            self.extended_ms, self.extended_skew_ms = until_ms, skew_ms
+            self.until_ms = self.ends_ms
 
     def lose(self) -> None:
         """End the lease for good: the incarnation is over, or has stopped serving."""
         self.lost = True
-        self.deadline_ms = 0
+        self.deadline_ms = self.outlast_ms = self.extended_ms = 0
+
+    @property
+    def ends_ms(self) -> int:
+        """The end of lease and extension, in boot time; 0 once the lease is lost."""
+        return max(self.deadline_ms, self.extended_ms)
+
+    def holds(self, now: Instant) -> bool:
+        """Return whether the lease itself is good: the broker may propose, accuse and place."""
+        return self._lasts(self.deadline_ms, self.skew_ms, now)
 
     def good(self, now: Instant) -> bool:
-        """Return whether work may start or be answered now."""
-        return (
-            now.boot_ms < self.deadline_ms
-            and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
-        )
+        """Return whether work may start or be answered now, by the lease or its extension."""
+        return self.holds(now) or self._lasts(self.extended_ms, self.extended_skew_ms, now)
+
+    def _lasts(self, until_ms: int, skew_ms: int, now: Instant) -> bool:
+        return now.boot_ms < until_ms and now.wall_ms - now.boot_ms - skew_ms <= self.skew_max_ms
 
     def attend(self, now: Instant) -> None:
         """Note that the broker has taken a step and is awake."""
@@ -65,8 +87,8 @@ class Lease:
         )
 
     def left_ms(self, now: Instant) -> int:
-        """Return the rest of the lease in ms; 0 if it has ended."""
-        return self.deadline_ms - now.boot_ms if self.good(now) else 0
+        """Return the rest of lease and extension in ms; 0 if both have ended."""
+        return self.ends_ms - now.boot_ms if self.good(now) else 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

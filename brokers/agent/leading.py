@@ -386,7 +386,7 @@ class Leading:
         return (
             core.serving is not None
             and self._membership.caught_up
-            and core.lease.good(core.now)
+            and core.lease.holds(core.now)
             and not core.is_crowded()
         )
 

@@ -9,6 +9,8 @@ Theory of operation:
 * So, with clocks of nearly equal rate, no broker is declared dead while it may still answer, and an
   outage of the log kills none.
 * Silence is not needed where the host has proof that the other's process has ended.
+* A broker that the other may not know accuses it only once the other's extension must have ended
+  (`brokers.agent.assurances`).
 * A broker late with one renewal is suspect: clients should wait. Its silence counts only if another
   broker was heard after its renewal was due, or if nothing shows that the log is away. Otherwise it
   is trusted until its lease must have ended.
@@ -82,6 +84,9 @@ class Membership:
         # Live incarnations whose process has ended, by the proof of the host.
         self._proven: set[int] = set()
         self._strangers_renewals = 0
+        self._adopted_ms = -NEVER_MS
+        # Older incarnations whose records prove that they have read this one's `joined`.
+        self._known_to: set[int] = set()
 
     # --- what others ask ---
 
@@ -142,7 +147,12 @@ class Membership:
 
     def is_in_touch(self) -> bool:
         """Return whether an own renewal was read back recently enough to judge others' silence."""
-        return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
+        return self._core.now.boot_ms < self.touch_ends_ms
+
+    @property
+    def touch_ends_ms(self) -> int:
+        """When this broker is out of touch, in boot time, unless it reads another own renewal."""
+        return self._touched_ms + self._core.timing.touch_ms
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
         """Return the age in ms of the last own renewal read back; None while in touch or not a
@@ -171,6 +181,7 @@ class Membership:
             self._joined(folded, record)
         elif verdict.accepted and isinstance(record, Renewed):
             self._heard(record.incarnation)
+            self._note_base(record)
             # An earlier renewal shows no live stranger: it is most likely the predecessor's.
             if (
                 self.caught_up
@@ -180,8 +191,11 @@ class Membership:
                 self._strangers_renewals += 1
             if verdict.diverged:
                 self._core.effects.append(Refold(other=record.publisher, offset=folded.offset))
+                # A wrong view may lack a broker that must be asked. The next own renewal ends this.
+                self._core.lease.outlast_ms = 0
         elif verdict.accepted and isinstance(record, BrokerRecord) and record.status == "draining":
             self._heard(record.incarnation)
+            self._note_base(record)
         for change in verdict.changes:
             self._note_death(change)
 
@@ -215,17 +229,20 @@ class Membership:
         if isinstance(change, BrokerChanged) and change.dead is not None:
             self._heard_ms.pop(change.dead, None)
             self._proven.discard(change.dead)
+            self._known_to.discard(change.dead)
             if change.name == self._core.broker:
                 self._strangers_renewals = 0
 
     def renewed(self, decided: Instant) -> None:
         """Renew the lease from the time at which the accepted attempt was decided."""
         core = self._core
-        was_good = core.lease.good(core.now)
-        core.lease.extend(decided=decided, lease_ms=core.timing.lease_ms)
+        was_good = core.lease.holds(core.now)
+        core.lease.renew(
+            decided=decided, lease_ms=core.timing.lease_ms, extend_ms=core.timing.extend_ms
+        )
         self._renewed_ms = core.now.boot_ms
         self._touch()
-        if not was_good and core.lease.good(core.now):
+        if not was_good and core.lease.holds(core.now):
             self._lease_good_since_ms = core.now.boot_ms
 
     def ended(self) -> None:
@@ -265,6 +282,7 @@ class Membership:
             lease_ms=joined.lease_ms,
             grace_ms=joined.grace_ms,
             renew_ms=joined.renew_ms,
+            extend_ms=joined.extend_ms,
         )
         # An awake broker takes a step at each renewal. Add the longest harmless stall.
         attention_ms = core.timing.renew_ms + core.timing.stall_ms
@@ -272,7 +290,8 @@ class Membership:
             incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms
         )
         core.lease.attend(core.now)
-        self._renewed_ms = core.now.boot_ms
+        self._renewed_ms = self._adopted_ms = core.now.boot_ms
+        self._known_to = set()
         self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
         self._accuse_at_ms = core.now.boot_ms
         self._join_at_ms = NEVER_MS
@@ -341,7 +360,7 @@ class Membership:
         # One broker accuses at a time: each waits a grace period more per older broker that is not
         # overdue.
         elders = sum(1 for broker in others if self._accuses_before_us(broker))
-        may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
+        may_accuse = core.lease.holds(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
         for broker in others:
             # Proof needs no lease, and is no matter of turns: the first `down` on the log counts.
@@ -353,7 +372,9 @@ class Membership:
                 continue
             rank = elders - self._accuses_before_us(broker)
             overdue_ms = self._overdue_ms(broker)
-            accusable_ms = overdue_ms + broker.joined.grace_ms * rank
+            accusable_ms = max(
+                overdue_ms + broker.joined.grace_ms * rank, self._is_known_from_ms(broker)
+            )
             if accusable_ms <= now_ms and may_accuse:
                 silent_ms = now_ms - self._silent_since_ms(broker)
                 reason = (
@@ -381,6 +402,24 @@ class Membership:
         count.
         """
         return max(self._heard_of_ms(broker), self._lease_good_since_ms, self._back_in_touch_ms)
+
+    def _note_base(self, record: Renewed | BrokerRecord) -> None:
+        """Note that the author of an accepted record had read this broker's `joined` before it
+        decided on it: the record's base is above that. The author asks this broker for assurances.
+        """
+        me = self._core.incarnation
+        if me is not None and record.incarnation is not None and record.expected_offset > me:
+            self._known_to.add(record.incarnation)
+
+    def _is_known_from_ms(self, broker: BrokerEntry) -> int:
+        """Return from when on `broker` serves only if this broker does not accuse it, or its lease
+        is good. One that may not know this broker may serve for its whole extension.
+        """
+        is_known = (
+            broker.incarnation > (self._core.incarnation or 0)
+            or broker.incarnation in self._known_to
+        )
+        return -NEVER_MS if is_known else self._adopted_ms + broker.joined.unheard_ms
 
     def _heard_of_ms(self, broker: BrokerEntry) -> int:
         """Return when its last record was read, or the log's end was reached if that is later."""
@@ -457,10 +496,11 @@ class Membership:
         core.append(encode(replace(joined, replaces=replaces, after_silence=after_silence)))
 
     def _is_silent(self, before: BrokerEntry) -> bool:
-        """Return whether this process, in touch, read nothing of the incarnation for lease and
-        grace period.
+        """Return whether this process, in touch, read nothing of the incarnation for as long as it
+        may serve and the grace period.
         """
-        return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
+        silent_ms = self._core.now.boot_ms - self._silent_since_ms(before)
+        return self.is_in_touch() and silent_ms >= before.joined.unheard_ms
 
     # --- leaving ---
 

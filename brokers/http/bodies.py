@@ -206,6 +206,17 @@ class OpenedBody(BaseModel):
     timeout_ms: Annotated[Integer, Field(ge=0, le=OPENED_MS_MAX)]
 
 
+class AssuranceBody(BaseModel):
+    """A question of one incarnation to another."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cluster: str
+    asker: Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]
+    asked: Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]
+    number: Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]
+
+
 class TenantBody(PulsarModel):
     """Pulsar's `TenantInfo`. Without clusters, a tenant is allowed in this one."""
 
@@ -228,6 +239,7 @@ NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
 CLUSTERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 ACTIONS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
+ASSURANCE_BODY: Final = TypeAdapter[AssuranceBody | None](AssuranceBody | None)
 OPENED_BODY: Final = TypeAdapter[OpenedBody | None](OpenedBody | None)
 TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)

@@ -22,6 +22,7 @@ from equipoise.brokers.http.answers import error_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.lookup import topic_in
 from equipoise.brokers.http.page.files import PAGE_PATHS
+from equipoise.brokers.runtime.assuring import ASSURANCE_PATH
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
@@ -83,6 +84,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("POST DELETE", f"{CONTROLS_PATH}/**", OPERATE),
     # What brokers ask each other. It holds the state of services.
     (_READS, "/v1/handover/**", ADMINISTER),
+    ("POST", ASSURANCE_PATH, ADMINISTER),
     # Namespaces and topics are administered by the roles of their tenant.
     (_READS, _TENANT, READ_TENANT),
     (_READS, "/v1/bundle/**", READ_TENANT),

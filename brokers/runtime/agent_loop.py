@@ -18,6 +18,8 @@ from equipoise.brokers.agent.effects import (
     AlarmName,
     Answered,
     Append,
+    AskAssurance,
+    AssuranceAnswered,
     Effect,
     ForgetInstanceIds,
     Refold,
@@ -26,6 +28,8 @@ from equipoise.brokers.agent.effects import (
     WriteMark,
 )
 from equipoise.brokers.agent.events import AppendFailed, Event, Read, Resynced, Tick, Wanted
+from equipoise.brokers.runtime.access import Access
+from equipoise.brokers.runtime.assuring import AssuranceMessages
 from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Requests, Waiting
 from equipoise.brokers.runtime.clock import Clock
@@ -53,6 +57,7 @@ _APPEND_LINES_MS: Final = 10_000
 class Parts:
     """Who carries out what an agent decides, and who learns of it."""
 
+    access: Access
     clock: Clock
     listeners: Listeners
     local_state: LocalState
@@ -68,6 +73,7 @@ class AgentLoop:
     """The events and effects of one agent, on the running event loop.
 
     * `has_caught_up`: whether it has read to the end that the log had at its start.
+    * `assurances`: the questions to other brokers, and theirs.
     * `append_problem`: the error of the last append to the log.
     """
 
@@ -105,6 +111,12 @@ class AgentLoop:
             "over": "appends succeed again",
         }
         self._append_failures = LoggedFailures(_logger, **about, interval_ms=_APPEND_LINES_MS)
+        self.assurances = AssuranceMessages(
+            step=self.step,
+            cluster=cluster,
+            own_token=parts.access.own_token,
+            tls=lambda: parts.access.certificates.client,
+        )
         self.has_caught_up = False
         self.append_problem: EquipoiseError | None = None
         self.subscription = Subscription(
@@ -212,6 +224,8 @@ class AgentLoop:
             parts.runner.carry_out(effect)
         elif isinstance(effect, Answered):
             parts.requests.answer(effect)
+        elif isinstance(effect, AskAssurance | AssuranceAnswered):
+            self.assurances.carry_out(effect)
         elif isinstance(effect, WriteMark | WriteInstanceId | ForgetInstanceIds):
             parts.local_state.carry_out(effect, self._written)
         elif isinstance(effect, Alarm):

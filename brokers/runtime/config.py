@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from equipoise.brokers.agent.timing import Timing, timing_of
+from equipoise.brokers.agent.timing import DURATIONS_BY_LOG, Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, problems_of, with_values
 from equipoise.brokers.errors import InvalidConfig
@@ -36,16 +36,6 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TE
 from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
 _TIMING: Final = Timing()
-
-# Defaults that depend on the kind of log. The fields' own defaults are those of the embedded log.
-_DEFAULTS_BY_LOG: Final = (
-    "lease_ms",
-    "renew_ms",
-    "grace_ms",
-    "round_trip_ms",
-    "reconnect_ms",
-    "failover_ms",
-)
 
 # A cluster with a lease of an hour would hardly heal; a deadline above a day is a mistake of the
 # unit.
@@ -443,6 +433,16 @@ class WorkerConfig(BaseModel):
             " them ends, instead of after its lease. Off: it watches none, and none watches it."
         ),
     )
+    extend_ms: int = Field(
+        default=_TIMING.extend_ms,
+        ge=0,
+        le=_PROMISE_MS_MAX,
+        description=(
+            "How long the broker may serve after its last renewal while all brokers assure each"
+            " other over HTTP that the log is away; 0: until its lease ends. If it is set on Kafka,"
+            " as to 30,000, the defaults are lease 3,000, renewal 500, grace period 500."
+        ),
+    )
     round_trip_ms: Promise = Field(
         default=_TIMING.round_trip_ms,
         description="The longest normal time from an append to its read-back.",
@@ -457,8 +457,8 @@ class WorkerConfig(BaseModel):
         le=_PROMISE_MS_MAX,
         description=(
             "How long the log is unavailable while it replaces one of its own nodes. On Kafka: its"
-            " session timeout (broker.session.timeout.ms) and an election. The lease must"
-            " outlast it."
+            " session timeout (broker.session.timeout.ms) and an election. The extension, or else"
+            " the lease, must outlast it."
         ),
     )
     stall_ms: Promise = Field(
@@ -666,8 +666,8 @@ def _with_timing(values: object) -> object:
     """Add the missing durations of the kind of log."""
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
         return values  # The model reports it.
-    timing = timing_of(values["log_url"])
-    return {**{setting: getattr(timing, setting) for setting in _DEFAULTS_BY_LOG}, **values}
+    timing = timing_of(values["log_url"], extends=str(values.get("extend_ms", 0)) != "0")
+    return {**{setting: getattr(timing, setting) for setting in DURATIONS_BY_LOG}, **values}
 
 
 def _with_balancing(values: object) -> object:

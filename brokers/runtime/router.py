@@ -382,7 +382,7 @@ def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
     return (
         log_is_readable
         and agent.is_ready
-        and agent.lease.good(now)
+        and agent.lease.holds(now)
         and agent.out_of_touch_ms(now) is None
     )
 

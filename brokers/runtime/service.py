@@ -399,7 +399,7 @@ class Work:
                     token=self.token,
                     started_ns=self._started_ns,
                     answered_ns=answered_ns,
-                    lease_deadline_ns=handle.lease.deadline_ms * NANOSECONDS_PER_MILLISECOND,
+                    lease_deadline_ns=handle.lease.ends_ms * NANOSECONDS_PER_MILLISECOND,
                     message=message,
                     by_token=by_token,
                 )

@@ -204,6 +204,7 @@ class Worker:
         )
         self._local_state.begin()
         parts = Parts(
+            access=self.access,
             clock=self.clock,
             listeners=self._listeners,
             local_state=self._local_state,
@@ -307,6 +308,7 @@ class Worker:
 
         Save only a sound view: after a failure, the next start must not begin with it.
         """
+        await self._loop.assurances.stop()
         try:
             held = self.open_bundles
             if held and not abruptly:
@@ -449,6 +451,10 @@ class Worker:
         certain, and as `until` does.
         """
         return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
+
+    async def assures(self, *, cluster: str, asker: int, asked: int) -> bool:
+        """Return whether this broker, as the incarnation `asked`, gives another an assurance."""
+        return await self._loop.assurances.asked(cluster=cluster, asker=asker, asked=asked)
 
     async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Wait until this broker has opened bundles under these `tokens`, or does not own them so.

@@ -21,6 +21,8 @@ from equipoise.brokers.agent.effects import (
     Alarm,
     Answered,
     Append,
+    AskAssurance,
+    AssuranceAnswered,
     Close,
     Discard,
     Effect,
@@ -36,6 +38,7 @@ from equipoise.brokers.agent.effects import (
 )
 from equipoise.brokers.agent.events import (
     AppendFailed,
+    AssuranceAsked,
     Event,
     InstanceIdWritten,
     Instant,
@@ -216,6 +219,7 @@ class AgentHost(ABC):
         self.alive = True
         self.asked: set[int] = set()
         self._tickets = 0
+        self._questions: dict[int, Callable[[bool], None]] = {}
         self._events: deque[Event] = deque()
         self._stepping = False
         self.agent = Agent(
@@ -240,6 +244,11 @@ class AgentHost(ABC):
     def append(self, data: bytes, failed: Failed) -> None:
         """Send a record to the log. Call `failed` if the broker learns of a failure, certain or in
         doubt.
+        """
+
+    def ask(self, question: AskAssurance) -> None:  # noqa: B027 - a hook
+        """Send a question to another broker, whose host gets it by `question`. Deliver `Assured` if
+        the answer is an assurance.
         """
 
     def after_sync(self, action: Callable[[], None]) -> None:
@@ -299,6 +308,16 @@ class AgentHost(ABC):
         self.deliver(Requested(ticket=ticket, intent=intent, requested_by=requested_by))
         return ticket
 
+    def question(
+        self, *, cluster: str, asker: int, asked: int, answer: Callable[[bool], None]
+    ) -> None:
+        """Take a question for an assurance. Give the result to `answer`."""
+        self._tickets += 1
+        self._questions[self._tickets] = answer
+        self.deliver(
+            AssuranceAsked(ticket=self._tickets, cluster=cluster, asker=asker, asked=asked)
+        )
+
     def end(self, why: str, *, killed: bool = False) -> None:
         """End this run. Nothing of it goes on, except for records on their way to the log."""
         if self.alive:
@@ -330,6 +349,10 @@ class AgentHost(ABC):
                 self.service.carry_out(effect)
             case Answered():
                 self.asked.discard(effect.ticket)
+            case AskAssurance():
+                self.ask(effect)
+            case AssuranceAnswered():
+                self._questions.pop(effect.ticket)(effect.assured)
             case Refold():
                 self._replay(effect)
             case Stop():

@@ -405,6 +405,7 @@ def _decode_joined(raw: Raw) -> Joined:
         lease_ms=lease_ms,
         grace_ms=grace_ms,
         renew_ms=renew_ms,
+        extend_ms=optional_integer(raw, "extend_ms", 0) or 0,
         addresses=texts(raw, "addresses"),
         capacity=capacity,
         failure_domain=optional_text(raw, "failure_domain"),

@@ -188,6 +188,8 @@ class Joined(Record):
     """A broker process begins a new incarnation and declares its lease and grace period.
 
     * `instance_id`: the instance id. `grace_ms`: the grace period.
+    * `extend_ms`: how long after its last renewal it may serve by the assurances of all others.
+      With no more than `lease_ms` it never outlasts its lease.
     * `addresses`: protocol to client address.
     * `capacity`: in percent of a core; 200 means twice the load of 100.
     * `namespaces`: patterns of the namespaces that the program serves; None: all.
@@ -202,6 +204,7 @@ class Joined(Record):
     lease_ms: int
     grace_ms: int
     renew_ms: int
+    extend_ms: int = 0
     addresses: Mapping[str, str]
     capacity: int = 100
     failure_domain: str | None = None
@@ -212,6 +215,14 @@ class Joined(Record):
     replaces: str | None = None
     after_silence: bool = False
     lock: str | None = None
+
+    @property
+    def unheard_ms(self) -> int:
+        """How long a process waits that this broker may not know: the longest time that it may
+        serve, and the grace period in proportion.
+        """
+        longest_ms = max(self.lease_ms, self.extend_ms)
+        return -(-longest_ms * (self.lease_ms + self.grace_ms) // self.lease_ms)
 
     def serves(self, namespace: str) -> bool:
         """Return whether the program of this broker serves a namespace."""

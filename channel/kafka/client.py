@@ -91,17 +91,17 @@ LOADING_WAIT_MS: Final = 10
 empty answer shows it."""
 
 RECONNECT_MS_MIN: Final = 50
-RECONNECT_MS_MAX: Final = 1_000
-"""The pause between attempts to reach a broker. One that returns is found within a second, far
-below a lease."""
+RECONNECT_MS_MAX: Final = 500
+"""The pause between attempts to reach a broker. Brokers that come back from an outage one after the
+other by more than `reconnect_ms` cannot assure each other until the last is back."""
 
-ANSWER_MS_MAX: Final = 5_000
-"""How long a request may stay unanswered before its connection is closed: a vanished host sends no
-error.
+ANSWER_MS_MAX: Final = 1_500
+"""How long a request may stay unanswered before its connection is closed, and how long one may take
+to open: a vanished host sends no error.
 
 Nor does a node that was cut off from the others and takes itself for the leader: it never
-acknowledges. A third of the lease on Kafka leaves time to find the leader and to renew.
-"""
+acknowledges. The rest of a lease is time to find the leader and to renew. The library needs a
+second more than an empty fetch takes."""
 
 UNDER_WAY_MS_MAX: Final = 10_000
 """How long the library may try to deliver a record that was sent once.
@@ -240,6 +240,8 @@ class Clients:
             "socket.keepalive.enable": True,
             "socket.nagle.disable": True,
             "socket.timeout.ms": ANSWER_MS_MAX,
+            "socket.connection.setup.timeout.ms": ANSWER_MS_MAX,
+            "api.version.request.timeout.ms": ANSWER_MS_MAX,
             "log.connection.close": False,
             "log_level": 4,
             **settings,

@@ -131,6 +131,7 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
         "lease_ms": _is_positive,
         "grace_ms": _is_positive,
         "renew_ms": _is_positive,
+        "extend_ms": _optional(is_integer),
         "addresses": _optional(_is_document_of_texts),
         "capacity": _optional(_is_positive),
         "failure_domain": _optional(_is_text),

@@ -250,6 +250,15 @@ class JoinedModel(_Founding):
         )
     )
     renew_ms: Positive = Field(description="The interval of its renewals.")
+    extend_ms: Annotated[
+        Integer | None, AfterValidator(lambda value: 0 if value is None else value)
+    ] = Field(
+        default=0,
+        description=(
+            "How long after its last renewal it may serve by the assurances of all others. No more"
+            " than `lease_ms`: never past its lease."
+        ),
+    )
     addresses: EmptyIfAbsent = Field(
         default={}, description="For each protocol, the address for clients."
     )

@@ -219,14 +219,17 @@ class _Notebook(Checkers):
     """
 
     def __init__(self, instance_ids: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
-        super().__init__(instance_ids, nobody_dies=nobody_dies)
+        super().__init__(instance_ids, nobody_dies=nobody_dies, nobody_fences=False)
         self.world: World | None = None
         self.keeps_evidence = False
         self._run = run
         self._stretches: dict[Process, dict[Handle, _Stretch]] = {}
         self.ownership = _ReportedOwnership(self._note_answer, self._note_broken)
         self.membership = Membership(
-            instance_ids, passing=self.ownership.passing, nobody_dies=nobody_dies
+            instance_ids,
+            passing=self.ownership.passing,
+            nobody_dies=nobody_dies,
+            nobody_fences=False,
         )
 
     def folded(self, folded: Folded, view: View) -> None:
@@ -282,8 +285,8 @@ class _Notebook(Checkers):
             handle = stretch.handle
             # A lease that is lost is 0 from then on.
             stretch.deadline_us = (
-                process.host.clock.true_us_of(handle.lease.deadline_ms)
-                if handle.lease.deadline_ms
+                process.host.clock.true_us_of(handle.lease.ends_ms)
+                if handle.lease.ends_ms
                 else stretch.deadline_us
             )
             if stretch.began_us is None and handle.passes(process.host.now()):

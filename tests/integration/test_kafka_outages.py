@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
@@ -18,6 +20,7 @@ from compose.local_kafka.node import Node
 from equipoise.brokers.agent.requests import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogUnavailable, OperatorError, OutcomeUnknown, PeerError
@@ -542,6 +545,135 @@ def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka)
             records = await asyncio.to_thread(lambda: list(history(url)))
             check_settled_once(asked, records)
             assert [] == deaths(records)
+
+    play(story())
+
+
+@asynccontextmanager
+async def peers(
+    folder: Path, log_url: str, *, count: int, **settings: object
+) -> AsyncIterator[list[Worker]]:
+    """Brokers that reach each other over HTTP, and outlast their leases, and one namespace whose
+    bundles they serve.
+    """
+    async with AsyncExitStack() as parts:
+        workers = []
+        for number in range(count):
+            config = WorkerConfig.model_validate(
+                {
+                    "log_url": log_url,
+                    "data_dir": folder / f"{number}",
+                    "broker_id": f"b{number}",
+                    "extend_ms": 30_000,
+                    "http_port": 0,
+                    "check_address": False,
+                    "balance": False,
+                    "drain_ms": 2_000,
+                    **settings,
+                }
+            )
+            worker = await parts.enter_async_context(Broker(config, {"*": Plain()}))
+            await worker.ready(timeout_ms=PATIENCE_MS)
+            workers.append(worker)
+        intent = CreateNamespace(name=FENCING, boundaries=even_boundaries(4))
+        await workers[0].request(intent, timeout_ms=PATIENCE_MS)
+        cluster = Cluster(workers=workers, log_url=log_url)
+        await until(lambda: cluster.good(FENCING) == len(KEYS), "every key being served")
+        yield workers
+
+
+LOSSES = (
+    Fall(name="killed", go=Node.kill, come_back=Node.start),
+    Fall(name="hanging", go=Node.suspend, come_back=Node.resume),
+)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_the_partitions_leader_goes_away(
+    tmp_path: Path, three_kafkas: OwnKafka, loss: Fall
+) -> None:
+    """Nobody is even fenced: brokers outlast the session and the election by assurances."""
+    topic = three_kafkas.topic("leader")
+    url = f"{url_of(three_kafkas.address, topic)}?replication=3"
+
+    async def story() -> None:
+        async with peers(tmp_path, url, count=3) as workers:
+            cluster = Cluster(workers=workers, log_url=url)
+            await asyncio.sleep(2)
+            incarnations, fenced = cluster.incarnations, list[bool]()
+            leader = await asyncio.to_thread(three_kafkas.leader_of, topic)
+            outlasted = list[bool]()
+            async with _watching(cluster, fenced), _noting(workers, outlasted):
+                await asyncio.to_thread(loss.go, leader)
+                await asyncio.to_thread(lambda: three_kafkas.leader_of(topic, other_than=leader))
+                lasts = [worker.agent.entry.last for worker in workers if worker.agent.entry]
+                await until(
+                    lambda: _have_renewed(cluster, lasts, times=3), "renewals at the new leader"
+                )
+            assert (True, []) == (any(outlasted), fenced)
+            assert incarnations == cluster.incarnations
+            await asyncio.to_thread(loss.come_back, leader)
+            records = await asyncio.to_thread(lambda: list(history(url)))
+            assert [] == deaths(records)
+
+    play(story())
+
+
+@asynccontextmanager
+async def _noting(workers: Sequence[Worker], outlasted: list[bool]) -> AsyncIterator[None]:
+    """Note each moment at which some broker serves past its lease."""
+
+    async def watch() -> None:
+        while True:
+            outlasted.extend(
+                True for worker in workers if not worker.agent.lease.holds(worker.clock.now())
+            )
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["with the log", "in an outage"])
+def test_a_death_is_noticed_after_a_lease(
+    tmp_path: Path, own_kafka: OwnKafka, *, is_away: bool
+) -> None:
+    """As is one in an outage of the log, when that is over. The others stop in between, since the
+    dead assures nobody.
+    """
+    topic, node = own_kafka.topic("death"), own_kafka.cluster.node(1)
+    url = url_of(own_kafka.address, topic)
+
+    async def story() -> None:
+        async with peers(tmp_path, url, count=3) as workers:
+            await asyncio.sleep(2)
+            *others, dead = workers
+            alive = Cluster(workers=others, log_url=url)
+            if is_away:
+                await asyncio.to_thread(node.suspend)
+                await until(
+                    lambda: all(
+                        lease.good(now) and not lease.holds(now)
+                        for lease, now in (
+                            (worker.agent.lease, worker.clock.now()) for worker in workers
+                        )
+                    ),
+                    "all outlasting their leases",
+                )
+            await dead.abort()
+            if is_away:
+                await until(lambda: not any(alive.has_leases()), "the others being fenced")
+                await asyncio.to_thread(node.resume)
+            began = time.monotonic()
+            await until(lambda: alive.good(FENCING) == len(KEYS), "a take-over")
+            took_s = time.monotonic() - began
+            logging.getLogger(__name__).info("taken over after %.1f s", took_s)
+            assert took_s >= 1.5
+            records = await asyncio.to_thread(lambda: list(history(url)))
+            assert ["b2"] == deaths(records)
 
     play(story())
 

@@ -48,6 +48,7 @@ class Callers:
         self._points = [parts.chance.within((0, HASH_MAX)) for _ in range(_POINTS)]
         self.answered = 0
         self.answered_by_token = 0
+        self.answered_extended = 0
         self.refused = 0
 
     def begin(self) -> None:
@@ -111,6 +112,7 @@ class Callers:
         self.answered += 1
         by_token = begun.by_token or not child.lease.good(now)
         self.answered_by_token += by_token
+        self.answered_extended += not by_token and not child.lease.holds(now)
         self._checkers.ownership.answered(
             Work(
                 process=process,

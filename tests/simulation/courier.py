@@ -11,7 +11,12 @@ from typing import Final
 from equipoise.brokers.testing.agent_host import Failed, Failure, SharedLog
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.faults import NEVER
 from tests.simulation.parts import Parts
+
+DOWN: Final = b'"status":"down"'
+"""The status of a declaration of death, as encoded on the log. Quotation marks in other texts of
+the record are escaped."""
 
 # After this long a log client gives up an unanswered append and reports it.
 _GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS
@@ -57,7 +62,8 @@ class Courier:
                 chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS,
                 lambda: self._arrive(data, link, None),
             )
-        if chance.happens(faults.late_permille):
+        late_permille = faults.late_death_permille if DOWN in data else NEVER
+        if chance.happens(max(late_permille, faults.late_permille)):
             arrival_us = schedule.now_us + chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS
         else:
             arrival_us = max(

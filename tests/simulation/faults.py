@@ -92,12 +92,21 @@ class Faults:
     twice_permille: int = NEVER
     late_permille: int = NEVER
     late_ms: Span = (100, 8_000)
+    # The same for declarations of death, which are rare.
+    late_death_permille: int = NEVER
     # A delivery takes longer: a reader lags.
     lag_permille: int = NEVER
     lag_ms: Span = (50, 4_000)
     # The log skips offsets: a few, or as many as SQLite skips after a restart of its machine.
     gap_permille: int = 20
     leap_permille: int = NEVER
+
+    # Messages from broker to broker (`post.Post`): lost, late and out of order, or twice.
+    direct_ms: Span = (0, 5)
+    direct_lost_permille: int = NEVER
+    direct_late_permille: int = NEVER
+    direct_twice_permille: int = NEVER
+    direct_late_ms: Span = (100, 6_000)
 
     # Machines and processes (`troubles.Troubles`): on average one trouble per broker in
     # `trouble_every_ms`.

@@ -15,6 +15,7 @@ from equipoise.brokers.agent.effects import (
     Alarm,
     Answered,
     Append,
+    AskAssurance,
     Effect,
     Prepare,
     Refold,
@@ -30,6 +31,7 @@ from tests.channels.model import is_named
 from tests.simulation.clock import MICROSECONDS_PER_MS, Clock
 from tests.simulation.courier import Courier, Link
 from tests.simulation.parts import Parts
+from tests.simulation.post import Post
 from tests.simulation.stand_in_service import VERBS, StandInService, Work, bundle_of
 
 # A resumed process finds its timers and sockets ready, and handles them in any order.
@@ -140,6 +142,10 @@ class Process(AgentHost):
     def append(self, data: bytes, failed: Failed) -> None:
         """See `AgentHost`."""
         self.host.courier.send(data, self.host.link, failed)
+
+    def ask(self, question: AskAssurance) -> None:
+        """See `AgentHost`."""
+        self.host.post.ask(question, self)
 
     def after_sync(self, action: Callable[[], None]) -> None:
         """See `AgentHost`."""
@@ -258,6 +264,7 @@ class Host:
         clock: Clock,
         log: SharedLog,
         courier: Courier,
+        post: Post,
         watcher: Watcher,
         made_instance_ids: dict[str, Process],
     ) -> None:
@@ -270,6 +277,7 @@ class Host:
         self.clock = clock
         self.log = log
         self.courier = courier
+        self.post = post
         self.watcher = watcher
         self.link = Link()
         self.process: Process | None = None

@@ -33,6 +33,7 @@ class Outcome:
     * `ownership_changes`: ownerships that began.
     * `calls_by_token`: answered calls that began or were answered after their broker's lease had
       run out.
+    * `calls_extended`: calls answered past the lease by assurances.
     """
 
     scenario: Scenario
@@ -45,6 +46,7 @@ class Outcome:
     ownership_changes: int
     calls_answered: int
     calls_by_token: int
+    calls_extended: int
     calls_refused: int
     recovered_ms: int | None
     recovery_bound_ms: int
@@ -85,6 +87,7 @@ def simulate(
         ownership_changes=checkers.ownership_changes,
         calls_answered=world.callers.answered,
         calls_by_token=world.callers.answered_by_token,
+        calls_extended=world.callers.answered_extended,
         calls_refused=world.callers.refused,
         recovered_ms=recovered_ms,
         recovery_bound_ms=bound_ms,

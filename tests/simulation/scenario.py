@@ -26,6 +26,12 @@ SIMULATED_TIMING: Final = Timing(
 WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, grace_ms=600, clock_rate_error_ppm=30_000)
 
 
+# Brokers outlast their leases by assurances, as on Kafka, through outages of up to 10 s.
+EXTENDING_TIMING: Final = replace(
+    SIMULATED_TIMING, renew_ms=500, round_trip_ms=100, reconnect_ms=600, extend_ms=12_000
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
     """What operators and the balancer do: on average one operation per `every_ms`, drawn by weight.
@@ -60,6 +66,7 @@ class Scenario:
     * `bundles`: the initial number of bundles of each namespace.
     * `call_every_ms`: the mean time between calls. `call_ms`: how long the work of a call takes.
     * `nobody_dies`: nothing in the scenario excuses declaring a live broker dead.
+    * `nobody_fences`: all brokers outlast each outage. A broker that may serve nothing breaks that.
     * `serving_on`: how many of the first namespaces are created with `on_channel_loss: serve`.
       Operators change that at times.
     * `compact_every_ms`: the mean time between compactions. Each has a random horizon and truncates
@@ -89,6 +96,7 @@ class Scenario:
     snapshot_every_ms: int = 10_000
     compact_every_ms: int = NEVER
     nobody_dies: bool = False
+    nobody_fences: bool = False
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -141,6 +149,41 @@ _QUIET_OPERATIONS: Final = Operations(
     drain=NEVER, declare_dead=NEVER, rash=NEVER, forged=NEVER, junk=NEVER
 )
 
+# The brokers are often cut off together, and one joins, returns or crashes meanwhile. Their
+# messages to each other come late, twice or not at all.
+_ASSURANCES: Final = Scenario(
+    name="assurances",
+    brokers=2,
+    duplicates=1,
+    seconds=120,
+    bundles=(4,),
+    timing=replace(EXTENDING_TIMING, extend_ms=8_000),
+    operations=replace(_QUIET_OPERATIONS, every_ms=5_000, transfer=1, unload=NEVER, split=NEVER),
+    faults=Faults(
+        late_permille=100,
+        late_ms=(100, 6_000),
+        lag_permille=50,
+        lag_ms=(50, 3_000),
+        direct_lost_permille=50,
+        direct_late_permille=300,
+        direct_twice_permille=100,
+        late_death_permille=700,
+        trouble_every_ms=5_000,
+        crash_weight=2,
+        lose_directory_weight=1,
+        back_after_ms=(100, 4_000),
+        pause_weight=1,
+        hidden_pause_weight=1,
+        cut_off_weight=12,
+        cut_off_ms=(1_000, 16_000),
+        outage_every_ms=20_000,
+        outage_ms=(500, 10_000),
+        reconnect_ms=(0, 3_000),
+        wall_jump_ms=(0, 2_000),
+    ),
+    call_every_ms=50,
+)
+
 _CATALOGUE: Final = (
     Scenario(name="ordinary", compact_every_ms=5_000, faults=_ORDINARY),
     Scenario(name="heavy", faults=_HEAVY),
@@ -178,6 +221,21 @@ _CATALOGUE: Final = (
         faults=Faults(outage_every_ms=120_000, outage_ms=(1_500, 300_000)),
         nobody_dies=True,
     ),
+    Scenario(
+        # Outages of up to four leases, which all brokers outlast by assurances.
+        name="extensions",
+        brokers=4,
+        bundles=(12,),
+        timing=EXTENDING_TIMING,
+        operations=_QUIET_OPERATIONS,
+        faults=Faults(outage_every_ms=15_000, outage_ms=(200, 10_000), read_ms=(0, 20)),
+        seconds=100,
+        nobody_dies=True,
+        nobody_fences=True,
+    ),
+    _ASSURANCES,
+    # With more brokers, one assurance is not the assurance of all.
+    replace(_ASSURANCES, name="assurances-of-all", brokers=3, duplicates=0),
     Scenario(
         # Outages of the log, and single brokers that are cut off while others take their bundles. A
         # broker cannot tell one from the other.

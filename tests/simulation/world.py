@@ -24,6 +24,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.host import Host, Process
 from tests.simulation.operators import Operators
 from tests.simulation.parts import Parts
+from tests.simulation.post import Post
 from tests.simulation.scenario import Scenario
 from tests.simulation.story import Story
 from tests.simulation.troubles import Troubles
@@ -66,11 +67,16 @@ class World:
         )
         made_instance_ids: dict[str, Process] = {}
         self.parts = parts
-        self.checkers = Checkers(made_instance_ids, nobody_dies=scenario.nobody_dies)
+        self.checkers = Checkers(
+            made_instance_ids,
+            nobody_dies=scenario.nobody_dies,
+            nobody_fences=scenario.nobody_fences,
+        )
         self.log = SharedLog(
             name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts)
         )
         courier = Courier(parts, self.log)
+        post = Post(parts, self._process_at)
         names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
         names += [
             (f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)
@@ -83,6 +89,7 @@ class World:
                 clock=_some_clock(parts),
                 log=self.log,
                 courier=courier,
+                post=post,
                 watcher=self.checkers,
                 made_instance_ids=made_instance_ids,
             )
@@ -126,6 +133,9 @@ class World:
                 host.retire("never seen again")
             host.start()
         first.start()
+
+    def _process_at(self, address: str) -> Process | None:
+        return next((host.process for host in self.hosts if f"{host.name}:8080" == address), None)
 
     def _folded(self, folded: Folded, view: View) -> None:
         """Take a record that was just appended."""

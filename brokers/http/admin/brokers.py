@@ -20,6 +20,7 @@ from equipoise.brokers.http.admin.operating import Admin, fact, order
 from equipoise.brokers.http.answers import done, json_answer, not_supported, text_answer
 from equipoise.brokers.http.assignment import broker_document, bundle_document
 from equipoise.brokers.http.bodies import (
+    ASSURANCE_BODY,
     OPENED_BODY,
     bundle_of,
     integer_of,
@@ -27,6 +28,7 @@ from equipoise.brokers.http.bodies import (
     required_body_of,
 )
 from equipoise.brokers.operations.verbs import drain, undrain
+from equipoise.brokers.runtime.assuring import ASSURANCE_PATH
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
@@ -159,8 +161,8 @@ class Brokers(Admin):
 
 
 class Handovers:
-    """The paths about open bundles and the state that moves between brokers. They answer from the
-    service, and not from the view.
+    """The paths of what brokers ask each other: open bundles, state that moves, and assurances.
+    They answer from the service or the agent, and need no log.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -170,6 +172,7 @@ class Handovers:
         """Return the routes."""
         return (
             web.post(OPENED_PATH, self.opened),
+            web.post(ASSURANCE_PATH, self.assurance),
             web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),
         )
 
@@ -182,6 +185,28 @@ class Handovers:
         )
         found = await self._worker.opened_here(body.bundles, timeout_ms=body.timeout_ms)
         return json_answer({"open": sorted(found.bundles), "offset": found.offset})
+
+    async def assurance(self, request: web.Request) -> web.Response:
+        """Return whether this broker assures another that it may serve past its lease (section 4 of
+        docs/protocol.md).
+        """
+        body = await required_body_of(
+            request,
+            ASSURANCE_BODY,
+            'JSON as {"cluster": "NAME", "asker": 1, "asked": 2, "number": 3}',
+        )
+        assured = await self._worker.assures(
+            cluster=body.cluster, asker=body.asker, asked=body.asked
+        )
+        return json_answer(
+            {
+                "assured": assured,
+                "cluster": self._worker.config.cluster,
+                "asker": body.asker,
+                "by": body.asked,
+                "number": body.number,
+            }
+        )
 
     async def handover(self, request: web.Request) -> web.StreamResponse:
         """Stream the state that the service still holds of a bundle that was closed here, for the

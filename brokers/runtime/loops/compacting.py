@@ -240,7 +240,7 @@ class Compacting:
     def _is_due(self) -> bool:
         agent, config, now = self._worker.agent, self._worker.config, self._worker.clock.now()
         if (
-            not (agent.leads and agent.lease.good(now))
+            not (agent.leads and agent.lease.holds(now))
             or now.boot_ms < self._not_before_ms
             or not self._records
         ):

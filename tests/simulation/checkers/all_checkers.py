@@ -34,10 +34,15 @@ class Checkers:
     invariant.
     """
 
-    def __init__(self, made_instance_ids: Mapping[str, Process], *, nobody_dies: bool) -> None:
+    def __init__(
+        self, made_instance_ids: Mapping[str, Process], *, nobody_dies: bool, nobody_fences: bool
+    ) -> None:
         self.ownership = Ownership()
         self.membership = Membership(
-            made_instance_ids, passing=self.ownership.passing, nobody_dies=nobody_dies
+            made_instance_ids,
+            passing=self.ownership.passing,
+            nobody_dies=nobody_dies,
+            nobody_fences=nobody_fences,
         )
         self.ownership_changes = 0
         self.rejected: dict[Reason, int] = {}

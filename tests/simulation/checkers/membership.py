@@ -17,11 +17,9 @@ from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joine
 from equipoise.channel.core.view import View
 from tests.channels.model import is_named
 from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.courier import DOWN
 from tests.simulation.host import Process
 
-# The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the
-# record are escaped.
-_DOWN: Final = b'"status":"down"'
 _PROOF: Final = b'"instance_id":'
 
 
@@ -37,10 +35,13 @@ class Membership:
         *,
         passing: Callable[[Process], Handle | None],
         nobody_dies: bool,
+        nobody_fences: bool,
     ) -> None:
         self._made_instance_ids = made_instance_ids
         self._passing = passing
         self._nobody_dies = nobody_dies
+        self._nobody_fences = nobody_fences
+        self._ended: set[int] = set()
         self._processes: dict[int, Process] = {}
         self._left: dict[int, None] = {}
 
@@ -76,10 +77,10 @@ class Membership:
         for effect in effects:
             if (
                 type(effect) is Append
-                and _DOWN in effect.data
+                and DOWN in effect.data
                 and _PROOF not in effect.data
                 and not leaves
-                and not lease.good(now)
+                and not lease.holds(now)
             ):
                 raise InvariantViolated(
                     invariant="section 4: an accuser has a lease",
@@ -88,6 +89,15 @@ class Membership:
                         f" out: {effect.data.decode()}"
                     ),
                 )
+        if incarnation in self._ended and lease.good(now):
+            raise _dead(
+                f"#{incarnation} has ended, and {process.host.name} believes that it may serve"
+            )
+        if self._nobody_fences and incarnation is not None and not (lease.lost or lease.good(now)):
+            raise InvariantViolated(
+                invariant="7 an outage costs nobody a bundle",
+                what=f"{process.host.name} may serve nothing in #{incarnation}",
+            )
         if incarnation is not None and self._processes.get(incarnation) is not process:
             raise InvariantViolated(
                 invariant="section 4: an incarnation is one process's",
@@ -112,6 +122,7 @@ class Membership:
 
     def _check_death(self, folded: Folded, dead: int, view: View) -> None:
         process, record = self._processes.get(dead), folded.record
+        self._ended.add(dead)
         has_left = isinstance(record, BrokerRecord) and record.status == "left"
         if process is not None and process.alive:
             if isinstance(record, BrokerRecord) and record.instance_id is not None:

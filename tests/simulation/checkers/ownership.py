@@ -69,8 +69,8 @@ class Ownership:
         closed: list[Handle] = []
         lease = process.agent.lease
         known = self._leases.get(process)
-        if known != (lease.incarnation, lease.deadline_ms):
-            self._leases[process] = (lease.incarnation, lease.deadline_ms)
+        if known != (lease.incarnation, lease.ends_ms):
+            self._leases[process] = (lease.incarnation, lease.ends_ms)
             revived = known is None or now.boot_ms >= known[1]
         else:
             revived = False

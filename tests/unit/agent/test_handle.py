@@ -19,7 +19,7 @@ def instant(boot_ms: int, *, ahead_ms: int = 0) -> Instant:
 def lease_until(deadline_ms: int) -> Lease:
     """Return a lease of 3 s that ends at a boot time, with an attention of 1.4 s."""
     lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
-    lease.extend(decided=instant(deadline_ms - 3_000), lease_ms=3_000)
+    lease.renew(decided=instant(deadline_ms - 3_000), lease_ms=3_000)
     return lease
 
 
@@ -54,7 +54,7 @@ def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
     assert lease.good(instant(8_000, ahead_ms=250))
     assert not lease.good(instant(8_000, ahead_ms=251))
     assert 0 == lease.left_ms(instant(8_000, ahead_ms=251))
-    lease.extend(decided=instant(8_000, ahead_ms=60_000), lease_ms=3_000)
+    lease.renew(decided=instant(8_000, ahead_ms=60_000), lease_ms=3_000)
     assert lease.good(instant(8_001, ahead_ms=60_000))
 
 
@@ -68,7 +68,7 @@ def test_a_lost_lease_stays_lost() -> None:
     lease = lease_until(10_000)
     lease.lose()
     assert not lease.good(instant(7_001))
-    lease.extend(decided=instant(9_000), lease_ms=3_000)
+    lease.renew(decided=instant(9_000), lease_ms=3_000)
     assert not lease.good(instant(9_001))
     assert 0 == lease.deadline_ms
 

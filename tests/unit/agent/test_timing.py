@@ -9,10 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.errors import InvalidConfig
 from tests.simulation.clock import Clock
+from tests.simulation.scenario import EXTENDING_TIMING
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of grace period at least; half a lease is 1,500 ms.
 TIGHT = Timing(
@@ -57,7 +59,7 @@ def followed(timing: Timing) -> Timing:
     """Return durations after each error was followed: lease and grace period are then just long
     enough.
     """
-    for _ in range(6):  # One rule may hand over to the next.
+    for _ in range(10):  # One rule may hand over to the next.
         try:
             timing.check()
         except InvalidConfig as refused:
@@ -74,14 +76,18 @@ def test_the_defaults_are_safe(log_url: str) -> None:
 
 
 def test_the_defaults_depend_on_the_kind_of_log() -> None:
-    """On Kafka the lease outlasts a session timeout and an election."""
-    embedded, kafka = (
-        timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel")
-    )
-    assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [
-        (each.lease_ms, each.renew_ms, each.grace_ms) for each in (embedded, kafka)
+    """On Kafka the extension outlasts a session timeout and an election; without one, the lease
+    does.
+    """
+    kafka_url = "kafka://localhost:9092/channel"
+    embedded, kafka = (timing_of(url) for url in ("sqlite:channel.db", kafka_url))
+    extended = timing_of(kafka_url, extends=True)
+    assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000), (3_000, 500, 500)] == [
+        (each.lease_ms, each.renew_ms, each.grace_ms) for each in (embedded, kafka, extended)
     ]
     assert kafka.lease_ms >= 9_000 + 1_000 + kafka.renew_ms
+    assert extended.extend_ms >= 9_000 + 1_000 + 2 * extended.renew_ms
+    extended.check()
     assert Timing() == embedded == timing_of("") == timing_of("kafkaesque://x/y")
 
 
@@ -152,7 +158,7 @@ def test_a_lease_ends_before_any_broker_may_accuse(
         for error in errors_permille
     )
     lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)
-    lease.extend(decided=slow.read(began_us), lease_ms=timing.lease_ms)
+    lease.renew(decided=slow.read(began_us), lease_ms=timing.lease_ms)
     # The observer reads the renewal at once. One that reads it later accuses later.
     heard_ms = fast.read(began_us).boot_ms
     accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.grace_ms) - 2
@@ -160,6 +166,68 @@ def test_a_lease_ends_before_any_broker_may_accuse(
     slow.freeze(began_us + 1)
     slow.thaw(began_us + 1 + slept_us)
     assert not lease.good(slow.read(accused_us))
+
+
+@given(
+    timing=only_just_safe() | st.just(EXTENDING_TIMING),
+    leases_permille=st.integers(1_001, 20_000),
+    began_us=st.integers(0, 10**12),
+    slept_permille=st.integers(0, 1_000),
+    errors_permille=st.tuples(st.integers(-1_000, 1_000), st.integers(-1_000, 1_000)),
+)
+@example(
+    timing=Timing(),
+    leases_permille=1_001,
+    began_us=999,
+    slept_permille=1_000,
+    errors_permille=(-1_000, 1_000),
+)
+def test_an_extension_ends_before_a_broker_that_it_may_not_know_may_accuse(
+    timing: Timing,
+    leases_permille: int,
+    began_us: int,
+    slept_permille: int,
+    errors_permille: tuple[int, int],
+) -> None:
+    timing = replace(timing, extend_ms=timing.lease_ms * leases_permille // 1_000)
+    slow, fast = (
+        Clock(
+            boot_start_us=began_us % 7_777,
+            wall_start_us=0,
+            rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000,
+        )
+        for error in errors_permille
+    )
+    joined = Profile().joined(
+        key="x", expected_offset=0, instance_id="x", timestamp_ms=0, timing=timing
+    )
+    lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)
+    lease.renew(decided=slow.read(began_us), lease_ms=timing.lease_ms, extend_ms=timing.extend_ms)
+    lease.extend(until_ms=lease.outlast_ms, skew_ms=lease.skew_ms)
+    known_ms = fast.read(began_us).boot_ms + joined.unheard_ms
+    slow.freeze(began_us + 1)
+    slow.thaw(began_us + 1 + timing.skew_max_ms * slept_permille + 999)
+    assert not lease.good(slow.read(fast.true_us_of(known_ms) - 2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "timing"),
+    [
+        ("lease_ms", replace(EXTENDING_TIMING, reconnect_ms=951)),
+        ("lease_ms", replace(EXTENDING_TIMING, round_trip_ms=276)),
+        ("extend_ms", replace(EXTENDING_TIMING, failover_ms=10_201)),
+        ("extend_ms", replace(EXTENDING_TIMING, extend_ms=3_001, failover_ms=2_000)),
+        ("renew_ms", replace(EXTENDING_TIMING, round_trip_ms=501, reconnect_ms=100)),
+    ],
+    ids=str,
+)
+def test_an_extension_that_no_outage_leaves_time_for_is_refused(
+    setting: str, timing: Timing
+) -> None:
+    EXTENDING_TIMING.check()
+    with pytest.raises(InvalidConfig, match=f"{setting} is {getattr(timing, setting)} ms"):
+        timing.check()
+    followed(timing).check()
 
 
 @given(timing=only_just_safe(), members=st.integers(1, 2_000))

@@ -14,6 +14,7 @@ import pytest
 
 from equipoise.brokers.http.readiness import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import snapshots
+from equipoise.brokers.runtime.assuring import ASSURANCE_PATH
 from equipoise.channel.core.errors import LogUnavailable
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import (
@@ -23,7 +24,9 @@ from tests.unit.http.cluster import (
     Cluster,
     Test,
     cluster,
+    post,
     story,
+    told,
     until,
 )
 
@@ -43,6 +46,10 @@ QUICK = {
     "reconnect_ms": 500,
     "stall_ms": 200,
 }
+
+
+# The same with time to assure each other, and an extension.
+EXTENDED = {"lease_ms": 3_000, "renew_ms": 300, "extend_ms": 60_000}
 
 
 class Logs:
@@ -135,6 +142,58 @@ async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(
     await brokers.settled()
     assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
     assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+
+
+def has_outlasted(broker: Broker) -> bool:
+    """Return whether its lease is over, and it serves by assurances."""
+    lease, now = broker.worker.agent.lease, broker.worker.clock.now()
+    return lease.good(now) and not lease.holds(now)
+
+
+@with_losing_cluster(**EXTENDED)
+async def test_brokers_that_assure_each_other_serve_on_past_their_leases(
+    brokers: LosingCluster,
+) -> None:
+    """In every namespace. One that is gone assures nobody, and then the others stop."""
+    one, other = brokers.brokers
+    incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
+    before = (await one.get(lookup(NAMESPACE))).body
+    brokers.log.go()
+    await until(lambda: is_fenced(one) or all(map(has_outlasted, brokers.brokers)))
+    assert [True, True] == list(map(has_outlasted, brokers.brokers))
+    for broker in brokers.brokers:
+        answer = await broker.get(lookup(NAMESPACE))
+        assert (200, before) == (answer.status, answer.body)
+        assert int(answer.headers[CHANNEL_LOST_MS]) >= 600
+    brokers.log.come_back()
+    await until(lambda: not any(map(has_outlasted, brokers.brokers)))
+    assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
+    brokers.log.go(first=1)
+    await until(lambda: is_fenced(other))
+    assert not is_fenced(one)
+
+
+@with_losing_cluster(**EXTENDED)
+async def test_what_a_broker_answers_that_is_asked_for_an_assurance(
+    brokers: LosingCluster,
+) -> None:
+    one, other = brokers.brokers
+    asker, asked = one.worker.agent.incarnation, other.worker.agent.incarnation
+    question = {"cluster": other.worker.config.cluster, "asker": asker, "asked": asked, "number": 7}
+
+    async def answer(**changes: object) -> object:
+        return (await post(other, ASSURANCE_PATH, question | changes)).json()
+
+    about = {"cluster": question["cluster"], "asker": asker, "number": 7}
+    assert {"assured": False, "by": asked} | about == await answer()
+    brokers.log.go()
+    await until(lambda: other.worker.channel_loss is not None)
+    await until(lambda: other.worker.agent.out_of_touch_ms(other.worker.clock.now()) is not None)
+    assert {"assured": True, "by": asked} | about == await answer()
+    assert {"assured": False, "by": asker} | about == await answer(asked=asker)
+    assert {"assured": False, "by": asked} | about == await answer(cluster="another")
+    for body in (None, {}, question | {"number": "7"}, question | {"asker": -1}):
+        assert (400, "InvalidRequest") == told(await post(other, ASSURANCE_PATH, body))
 
 
 @with_losing_cluster()

@@ -72,6 +72,10 @@ def test_durations_depend_on_the_kind_of_log() -> None:
         replace(timing_of(kafka), lease_ms=20_000)
         == config(log_url=kafka, lease_ms=20_000).timing()
     )
+    for never in (0, "0"):
+        assert timing_of(kafka) == config(log_url=kafka, extend_ms=never).timing()
+    extended = replace(timing_of(kafka, extends=True), extend_ms=20_000)
+    assert extended == config(log_url=kafka, extend_ms=20_000).timing()
 
 
 def test_a_lease_shorter_than_kafkas_failover_is_refused() -> None:
@@ -81,10 +85,8 @@ def test_a_lease_shorter_than_kafkas_failover_is_refused() -> None:
         InvalidConfig, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"
     ):
         config(log_url=kafka, lease_ms=9_000)
-    assert (
-        9_000
-        == config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500).lease_ms
-    )
+    shorter = config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500)
+    assert 9_000 == shorter.lease_ms
 
 
 def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> None:

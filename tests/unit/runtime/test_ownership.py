@@ -24,7 +24,7 @@ def clock_at_start() -> VirtualClock:
 
 def good_lease() -> Lease:
     lease = Lease(incarnation=3, skew_max_ms=250)
-    lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
+    lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
     return lease
 
 

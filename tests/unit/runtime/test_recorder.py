@@ -52,7 +52,7 @@ class Broker:
 
     def renew(self) -> None:
         """Renew the lease now."""
-        self.lease.extend(decided=self.clock.now(), lease_ms=LEASE_MS)
+        self.lease.renew(decided=self.clock.now(), lease_ms=LEASE_MS)
         self.lease.attend(self.clock.now())
         self.recorder.stepped(Tick(), self)
 

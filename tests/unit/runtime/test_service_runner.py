@@ -202,7 +202,7 @@ async def test_a_bundle_that_moves_is_closed_after_its_admitted_work() -> None:
         await settled()
         ownership = Ownership(handle, clock=SystemClock(), admitted=bench.runner.admitted)
         handle.is_open = True
-        handle.lease.extend(decided=SystemClock().now(), lease_ms=60_000)
+        handle.lease.renew(decided=SystemClock().now(), lease_ms=60_000)
         with ExitStack() as until_finished:
             until_finished.enter_context(ownership.admit("key"))
             handle.is_open, handle.is_settling = False, True

@@ -221,6 +221,7 @@ ASKED: Final = (
         may=_ADMIN,
         http=("GET", "/v1/handover/public/default/0x00000000_0x00000001"),
     ),
+    Asked(row="ask for an assurance", may=_ADMIN, http=("POST", "/v1/assurance")),
     # The last one: the broker joins again, and says so to everybody until it has.
     Asked(row="drain a broker", may=_OPERATE, http=("POST", "/admin/v2/brokers/undrain")),
 )

@@ -32,7 +32,7 @@ PATHS = ("awaits", "plain", "streams", "iterates", "background", "gathers", "rai
 def ownership() -> Ownership:
     """Return a good one, of all keys."""
     lease = Lease(incarnation=1, skew_max_ms=250)
-    lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
+    lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
     bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
     handle = Handle(
         bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True

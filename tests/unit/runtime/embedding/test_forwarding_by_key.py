@@ -48,7 +48,7 @@ class Host:
         if address is not None:
             return Peer(broker="owner", addresses={"http": address})
         lease = Lease(incarnation=1, skew_max_ms=250)
-        lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
+        lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
         bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
         handle = Handle(
             bundle=bundle,
