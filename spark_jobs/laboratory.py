@@ -62,7 +62,7 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
         settings_of(policy, every_s=options.every_s)
     planned = planned_runs(options.traces, options.policies, options.values, seeds=options.seeds)
     traces = traces_named(options.traces, options.shape)
-    spark = spark_session("equipoise-lab", master=options.master, note=screen.note)
+    spark = spark_session("equipoise-lab", options, note=screen.note)
     finished, front = _run_all(spark, planned, traces, options, screen)
     failed = [each for each in finished if each.error is not None]
     if failed:

@@ -59,7 +59,6 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
             " `equipoise archive`, or name a folder with --archive"
         )
     checkpoint = place.folder / CHECKPOINTS / JOB
-    check_shared(place.folder, options.master)
     with closing(open_log(url, create=False)) as log:
         name, identity = log.name, log.identity
     with open_writer(place, writer=JOB, log=identity, url=url) as writer:
@@ -68,8 +67,9 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
         archiving = Archiving(writer, url)
         archiving.save()
         spark = spark_session(
-            "equipoise archive", master=options.master, kafka=is_on_kafka(url), note=screen.note
+            "equipoise archive", options, kafka=is_on_kafka(url), note=screen.note
         )
+        check_shared(spark, place.folder)
         with watching(
             JOB, screen, log=LookedAt.at(name, url), metrics_port=options.metrics_port
         ) as watch:

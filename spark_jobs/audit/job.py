@@ -23,6 +23,7 @@ from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import (
+    SPARK_STATE,
     FindingsTable,
     kept_findings,
     open_findings,
@@ -55,8 +56,6 @@ JOB: Final = "audit"
 STATE_VERSION: Final = 4
 """Raise it with every change that makes the state of existing checkpoints unusable."""
 
-CHECKPOINTS: Final = ".checkpoints"
-
 _SIGNS: Final = ("metadata", FILE)
 """Files, by Spark and by Equipoise. One of them exists before the first batch of a checkpoint
 begins."""
@@ -72,21 +71,20 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     `check_shared` and `open_findings`, and those of `check_version`, `watching` and `run_stream`.
     """
     folder = Path(options.archive)
-    check_shared(folder, options.master)
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity, end = log.name, log.identity, log.end()
     out = FindingsOut(options.log_url)
     # Before Spark's slow start: another process may use the archive.
-    with open_findings(options.archive, log=identity, url=options.log_url) as table:
-        checkpoint = folder / CHECKPOINTS / JOB
+    with open_findings(
+        options.archive, state=SPARK_STATE, log=identity, url=options.log_url
+    ) as table:
+        checkpoint = folder / SPARK_STATE
         is_new = not any((checkpoint / name).exists() for name in _SIGNS)
         check_version(JOB, checkpoint, STATE_VERSION)
         spark = spark_session(
-            "equipoise audit",
-            master=options.master,
-            kafka=is_on_kafka(options.log_url),
-            note=screen.note,
+            "equipoise audit", options, kafka=is_on_kafka(options.log_url), note=screen.note
         )
+        check_shared(spark, folder)
         with watching(
             JOB,
             screen,

@@ -78,7 +78,7 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
             recording.reports_end(),
         )
         beginnings = [offset for offset, _ in recording.beginnings()]
-    spark = spark_session("equipoise pulsar", master=options.master, note=screen.note)
+    spark = spark_session("equipoise pulsar", options, note=screen.note)
     screen.note(f"auditing {options.recording}: {messages:,} messages of {cluster}")
     opened = partial(
         open_writer, Place(options.archive), log=f"pulsar:{cluster}", url=str(options.recording)

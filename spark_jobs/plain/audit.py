@@ -20,6 +20,7 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.findings_out import FindingsOut
 from equipoise.spark_jobs.audit.findings_table import (
+    PLAIN_STATE,
     FindingsTable,
     kept_findings,
     open_findings,
@@ -48,8 +49,6 @@ from equipoise.spark_jobs.tables.files import folder_of
 
 JOB: Final = "audit"
 
-STATE_FILE: Final = "audit.state"
-
 STATE_VERSION: Final = 1
 """Raise it with every change that makes existing state files unusable."""
 
@@ -70,10 +69,10 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     with closing(open_log(url, create=False)) as log:
         name, identity = log.name, log.identity
     with (
-        open_findings(options.archive, log=identity, url=url) as table,
+        open_findings(options.archive, state=PLAIN_STATE, log=identity, url=url) as table,
         closing(
             StateFile(
-                (folder_of(options.archive) or default_archive(url)) / STATE_FILE,
+                (folder_of(options.archive) or default_archive(url)) / PLAIN_STATE,
                 version=STATE_VERSION,
                 log=identity,
                 remedy=WITHOUT_CHECKPOINT[JOB],

@@ -83,17 +83,27 @@ def counting(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
+class SparkOptions:
+    """Where Spark runs.
+
+    * `master`: a cluster; None for this machine.
+    * `environment`: a packed environment of Python for the workers; None if they have one.
+    """
+
+    master: str | None = None
+    environment: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions(SparkOptions):
     """Options of all jobs that read the log at `log_url` as a stream.
 
     * `to_end`: stop after the entries that existed at the start. Default: run until interrupted.
-    * `master`: a Spark cluster; None for this machine.
     * `metrics_port`: serves `/metrics`; None for no metrics.
     """
 
     log_url: str
     to_end: bool = False
-    master: str | None = None
     metrics_port: int | None = None
     as_json: bool = False
 
@@ -126,7 +136,7 @@ class ArchiveOptions(StreamOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
+class VerifyOptions(SparkOptions):
     """Options of `run_verify`, which folds `archive` again from Unix time `from_ms` to `to_ms`
     (exclusive); None is the archive's end.
     """
@@ -134,7 +144,6 @@ class VerifyOptions:
     archive: Path
     from_ms: int | None = None
     to_ms: int | None = None
-    master: str | None = None
     as_json: bool = False
 
 
@@ -155,19 +164,18 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulsarOptions:
+class PulsarOptions(SparkOptions):
     """Options of `run_pulsar`, which audits the `recording` of a Pulsar cluster and writes its
     tables to `archive`.
     """
 
     recording: Path
     archive: Path
-    master: str | None = None
     as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabOptions:
+class LabOptions(SparkOptions):
     """Options of `run_lab`, which runs each of `policies` on each of `traces` and writes its tables
     to the folder `output`.
 
@@ -185,7 +193,6 @@ class LabOptions:
     output: str
     seeds: int = 1
     every_s: float | None = None
-    master: str | None = None
     as_json: bool = False
 
 

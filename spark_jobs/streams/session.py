@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.core.errors import CallerError, OperatorError, missing_extra
-from equipoise.channel.system.file_system import is_on_shared_file_system
 from equipoise.spark_jobs.streams.connector import connector_jars
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
+from equipoise.spark_jobs.streams.options import SparkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +81,9 @@ _IN_PROCESS: Final = "local["
 """Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are
 not."""
 
+_LOOKS: Final = 4
+"""How many tasks for each core look for a folder."""
+
 JAVA_MIN: Final = 17
 """The Java that the extra's Spark needs; see docs/adr/0012-spark.md."""
 
@@ -116,30 +119,47 @@ OUR_PACKAGE: Final = "equipoise"
 """The package to send to workers on machines where it is not installed."""
 
 
-def check_shared(folder: Path, master: str | None) -> None:
-    """Raise `CallerError` if the workers of the cluster `master` cannot reach `folder`, where a job
-    keeps its checkpoint.
+_ENVIRONMENT: Final = "equipoise-environment"
+"""The folder on a worker into which Spark unpacks the packed environment."""
+
+_PROGRAMS: Final = "/usr/local/bin:/usr/bin:/bin"
+
+
+def check_shared(session: SparkSession, folder: Path) -> None:
+    """Raise `CallerError` if a worker of the cluster does not see `folder`, where a job keeps its
+    checkpoint.
     """
-    if master is None or master.startswith("local") or is_on_shared_file_system(folder):
+    context = session.sparkContext
+    if _is_in_process(session):
         return
-    raise CallerError(
-        f"the checkpoint of this job would be in {folder.absolute()}, on a disk of this machine,"
-        f" and the workers of {master} would each keep a part of its state on a disk of their own:"
-        " it could not continue; name a folder that all machines share with --archive, or omit"
-        " --master"
-    )
+    mark = str(folder.absolute() / f".seen-by-{context.applicationId}")
+    Path(mark).touch()
+    try:
+        # Several for each core, so that each worker gets some.
+        tasks = _LOOKS * context.defaultParallelism
+        seen = context.parallelize(range(tasks), tasks).map(lambda _: os.path.exists(mark))  # noqa: PTH110 - a worker needs no pathlib
+        is_shared = all(seen.collect())
+    finally:
+        Path(mark).unlink()
+    if not is_shared:
+        raise CallerError(
+            f"the checkpoint of this job would be in {folder.absolute()}, which workers of"
+            f" {context.master} do not see: each would keep a part of the state on a disk of its"
+            " own, and the job could not continue; name a folder that all machines share with"
+            " --archive, or omit --master"
+        )
 
 
 def spark_session(
     app: str,
+    where: SparkOptions,
     *,
-    master: str | None = None,
     kafka: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> SparkSession:
     """Return a session named `app`, or the session that this process already has.
 
-    It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch
+    It runs on this machine, unless `where` or `spark-submit` names a cluster. With `kafka`, fetch
     Spark's connector if it is missing. `note` gets a message about the fetch and the start; the
     start blocks.
 
@@ -154,12 +174,12 @@ def spark_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Workers must run the same Python, with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(app)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if master is not None or not is_submitted:
-        conf.setMaster(master or LOCAL_MASTER)
+    master = where.master or (None if is_submitted else LOCAL_MASTER)
+    if master is not None:
+        conf.setMaster(master)
+        choose_python(conf.set, master, where.environment)
     if not is_submitted:
         conf.set("spark.driver.memory", driver_memory())
         conf.set("spark.driver.extraJavaOptions", " ".join(_java_options()))
@@ -174,9 +194,29 @@ def spark_session(
         SparkContext.getOrCreate(conf)
     with delayed_interrupts():
         session = SparkSession.builder.config(conf=conf).getOrCreate()
-    if not (session.sparkContext.master or "").startswith(_IN_PROCESS):
+    if not _is_in_process(session):
         _ship(session)
     return session
+
+
+def choose_python(put: Callable[[str, str], object], master: str, environment: Path | None) -> None:
+    """Choose the Python of the workers of `master`, with the packed `environment` if there is one.
+    `put` takes settings of Spark.
+    """
+    if master.startswith(_IN_PROCESS):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        return
+    # Spark starts the same command on workers and, for its plans, beside the driver. So it is the
+    # first `python3` of a path that fits both: a path of the driver means nothing elsewhere.
+    beside = Path(sys.executable).parent
+    os.environ["PATH"] = f"{beside}:{os.environ.get('PATH', '')}"
+    if environment is not None:
+        put("spark.archives", f"{environment.absolute()}#{_ENVIRONMENT}")
+        put("spark.executorEnv.PATH", f"{_ENVIRONMENT}/bin:{beside}:{_PROGRAMS}")
+
+
+def _is_in_process(session: SparkSession) -> bool:
+    return (session.sparkContext.master or "").startswith(_IN_PROCESS)
 
 
 def driver_memory() -> str:

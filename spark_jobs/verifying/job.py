@@ -169,7 +169,7 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
     tables = Tables(options.archive)
     marks, files, unreadable = contents(tables)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
-    spark = spark_session("equipoise-verify", master=options.master, note=screen.note)
+    spark = spark_session("equipoise-verify", options, note=screen.note)
     began = time.monotonic()
     checked = check_all(spark.sparkContext, segments, screen, place=tables.place)
     result = verification(

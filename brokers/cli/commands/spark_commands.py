@@ -65,6 +65,27 @@ MasterOption = Annotated[
 ]
 
 
+EnvironmentOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--environment",
+        metavar="FILE",
+        parser=file,
+        help="Packed environment of Python for the workers of --master.",
+        show_default=False,
+    ),
+]
+
+OutputOption = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        parser=directory_or_url,
+        help="Folder for the tables. On a cluster: a folder or URL that all machines share.",
+    ),
+]
+
+
 @app.callback()
 def before_each_command() -> None:
     """Listen to SIGINT, because a job may run for hours."""
@@ -79,13 +100,14 @@ def audit(
     to_end: ToEndOption = False,
     in_flight_max: InFlightOption = IN_FLIGHT_MAX_S,
     master: MasterOption = None,
+    environment: EnvironmentOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     results: Output,
 ) -> None:
     """Check every record of a channel in Spark: as `equipoise audit`, on all cores.
 
-    It goes on where its own last run stopped. Use one of the two, not both, on one archive.
+    It goes on where its last run stopped, and refuses an archive that `equipoise audit` audits.
     """
     with importing("spark"):
         from equipoise.spark_jobs.audit.job import run_audit
@@ -96,6 +118,7 @@ def audit(
         archive=archive or default_archive(log),
         to_end=to_end,
         master=master,
+        environment=environment,
         metrics_port=metrics_port,
         in_flight_max_s=in_flight_max,
         as_json=results.as_json,
@@ -112,6 +135,7 @@ def keep(
     hold: HoldOption = None,
     release: ReleaseOption = None,
     master: MasterOption = None,
+    environment: EnvironmentOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     results: Output,
@@ -131,6 +155,7 @@ def keep(
         archive=archive or default_archive(log),
         to_end=to_end,
         master=master,
+        environment=environment,
         metrics_port=metrics_port,
         hold=hold,
         release=release,
@@ -146,6 +171,7 @@ def verify(
     from_time: FromOption = None,
     to_time: ToOption = None,
     master: MasterOption = None,
+    environment: EnvironmentOption = None,
     results: Output,
 ) -> None:
     """Replay all parts of an archive in parallel, and compare their digests with the stored ones.
@@ -162,6 +188,7 @@ def verify(
                 from_ms=from_ms,
                 to_ms=to_ms,
                 master=master,
+                environment=environment,
                 as_json=results.as_json,
             ),
             screen(),
@@ -191,6 +218,7 @@ def pulsar(
         ),
     ] = None,
     master: MasterOption = None,
+    environment: EnvironmentOption = None,
     results: Output,
 ) -> None:
     """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its
@@ -206,7 +234,11 @@ def pulsar(
     end(
         run_pulsar(
             PulsarOptions(
-                recording=recording, archive=into, master=master, as_json=results.as_json
+                recording=recording,
+                archive=into,
+                master=master,
+                environment=environment,
+                as_json=results.as_json,
             ),
             screen(),
         )
@@ -222,14 +254,7 @@ def lab(
         ),
     ],
     *,
-    output: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            parser=directory_or_url,
-            help="Folder for the tables. On a cluster: a folder or URL that all machines share.",
-        ),
-    ],
+    output: OutputOption,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -258,6 +283,7 @@ def lab(
     ] = 1,
     generated: TraceOptions,
     master: MasterOption = None,
+    environment: EnvironmentOption = None,
     results: Output,
 ) -> None:
     """Run policies and settings on load traces in parallel, and print the settings that no others
@@ -281,6 +307,7 @@ def lab(
         seeds=seeds,
         output=output,
         master=master,
+        environment=environment,
         as_json=results.as_json,
     )
     end(run_lab(options, screen()))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from equipoise.channel.core.errors import OperatorError
+from equipoise.spark_jobs.streams.options import SparkOptions
 from equipoise.spark_jobs.streams.session import check_java, spark_session
 from tests.pulsar.programs import is_required
 
@@ -24,7 +25,7 @@ _MASTER = "local[2,4]"
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def _lacking(error: Exception) -> NoReturn:
+def lacking(error: Exception) -> NoReturn:
     """Skip the test with the reason, or fail it in CI."""
     if is_required():
         pytest.fail(str(error))
@@ -37,14 +38,14 @@ def spark() -> Iterator[SparkSession]:
     try:
         check_java()
     except OperatorError as error:
-        _lacking(error)
+        lacking(error)
     # For this JVM alone: others tell of the variable where tests read what they print.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", _QUICK_JVM)
         try:
-            session = spark_session("tests", master=_MASTER, kafka=True)
+            session = spark_session("tests", SparkOptions(master=_MASTER), kafka=True)
         except OperatorError:
-            session = spark_session("tests", master=_MASTER)
+            session = spark_session("tests", SparkOptions(master=_MASTER))
     yield session
     session.stop()
 
@@ -53,5 +54,5 @@ def spark() -> Iterator[SparkSession]:
 def spark_on_kafka(spark: SparkSession) -> SparkSession:
     """Return the session for a test that reads topics."""
     if "spark-sql-kafka" not in spark.sparkContext.getConf().get("spark.jars", ""):
-        _lacking(RuntimeError("Spark's Kafka connector is not there: see `equipoise spark jars`"))
+        lacking(RuntimeError("Spark's Kafka connector is not there: see `equipoise spark jars`"))
     return spark

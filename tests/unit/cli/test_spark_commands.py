@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,9 @@ def of_job(words: Iterable[str]) -> list[str]:
 
 
 def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> None:
-    archive = tmp_path / "tables"
+    archive, packed = tmp_path / "tables", tmp_path / "packed.tar.gz"
+    packed.touch()
+    where: Any = {"master": "local[1]", "environment": packed}
     lines = {
         ("audit", "--log", log): AuditOptions(
             log_url=log, archive=Path(f"{log.removeprefix('sqlite:')}.archive")
@@ -75,11 +78,8 @@ def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> 
             "--to-end",
             "--in-flight-max",
             "9",
-            "--master",
-            "local[1]",
-        ): AuditOptions(
-            log_url=log, archive=archive, to_end=True, in_flight_max_s=9, master="local[1]"
-        ),
+            *("--master", where["master"], "--environment", str(packed)),
+        ): AuditOptions(log_url=log, archive=archive, to_end=True, in_flight_max_s=9, **where),
         (
             "archive",
             "--log",

@@ -36,7 +36,8 @@ def test_a_run_ends_with_the_state_of_its_last_row(
             raise ending
 
     monkeypatch.setattr(job, "run_stream", run_stream)
-    monkeypatch.setattr(job, "spark_session", lambda *_args, **_kwargs: None)
+    for name in ("spark_session", "check_shared"):
+        monkeypatch.setattr(job, name, lambda *_args, **_kwargs: None)
     options = ArchiveOptions(log_url=url, archive=place, to_end=True)
     with nullcontext() if ending is None else pytest.raises(KeyboardInterrupt):
         job.run_archive(options, Screen(result=print, note=print))

@@ -11,7 +11,12 @@ import pytest
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
-from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings
+from equipoise.spark_jobs.audit.findings_table import (
+    PLAIN_STATE,
+    SPARK_STATE,
+    kept_findings,
+    open_findings,
+)
 from equipoise.spark_jobs.audit.job import JOB, last_reach, taker
 from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, reach_in, summary
 from equipoise.spark_jobs.rules.checkers import RULES
@@ -76,7 +81,7 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
     said: list[str] = []
     out = Away(refusals=2)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as writer,
+        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
         watching(JOB, Screen(result=said.append, note=lambda _line: None), rules=RULES) as watch,
     ):
         take = taker(options_of(tmp_path), writer, out, watch, log=URL)
@@ -100,7 +105,7 @@ def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as writer,
+        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         taker(
@@ -123,7 +128,7 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as writer,
+        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
@@ -134,10 +139,10 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
 
 
 def test_an_audit_that_has_not_begun_has_audited_nothing(tmp_path: Path) -> None:
-    with open_findings(tmp_path, log=LOG, url=URL):
+    with open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL):
         assert Reach(audited=0, end=0) == reach_in(tmp_path)
     Reach(audited=3, end=9).keep(tmp_path, log=LOG, url=URL)
-    with open_findings(tmp_path, log=LOG, url=URL):
+    with open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL):
         assert Reach(audited=3, end=9) == reach_in(tmp_path)
 
 
@@ -155,7 +160,7 @@ def test_how_far_an_audit_came_that_cannot_be_written_says_what_to_do(tmp_path: 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as writer,
+        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         take = taker(options_of(tmp_path), writer, Away(refusals=0), watch, log=URL)
@@ -170,7 +175,7 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
     with (
-        open_findings(tmp_path, log=LOG, url=URL) as writer,
+        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
         watching(JOB, screen, rules=RULES) as watch,
     ):
         assert (0, "audited nothing of 9 offsets: no findings in 0 entries") == (
@@ -183,3 +188,24 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
         commit.write_bytes(b"no commit")
         assert 0 == kept_findings(tmp_path, notes.append)
         assert "its findings cannot be read" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "other", "named"),
+    [
+        (SPARK_STATE, PLAIN_STATE, "by `equipoise audit`"),
+        (PLAIN_STATE, f"{SPARK_STATE}/offsets", "by `equipoise spark audit`"),
+    ],
+)
+def test_an_archive_that_the_other_host_audits_is_refused(
+    tmp_path: Path, state: str, other: str, named: str
+) -> None:
+    (tmp_path / state).mkdir(parents=True)
+    with open_findings(tmp_path, state=state, log=LOG, url=URL):
+        pass  # Its own state is no reason.
+    (tmp_path / other).mkdir(parents=True)
+    with (
+        pytest.raises(OperatorError, match=named),
+        open_findings(tmp_path, state=state, log=LOG, url=URL),
+    ):
+        pass

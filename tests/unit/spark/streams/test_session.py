@@ -22,7 +22,7 @@ from equipoise.spark_jobs.streams.connector import (
     pom_of,
 )
 from equipoise.spark_jobs.streams.options import default_archive
-from equipoise.spark_jobs.streams.session import check_java
+from equipoise.spark_jobs.streams.session import check_java, choose_python
 from tests.house.house_rules import ROOT
 
 HELLO = Jar(
@@ -50,6 +50,24 @@ def java_home(folder: Path, answer: str) -> dict[str, str]:
 @pytest.mark.parametrize(("said", "found"), [("17.0.15", 17), ("21", 21), ("25-ea", 25)])
 def test_a_java_that_is_new_enough(tmp_path: Path, said: str, found: int) -> None:
     assert found == check_java(java_home(tmp_path, f"echo 'openjdk version \"{said}\" 2025-04-15'"))
+
+
+def test_workers_of_a_cluster_have_a_python_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", "/bin")
+    beside = Path(sys.executable).parent
+    settings: dict[str, str] = {}
+    choose_python(settings.__setitem__, "spark://master:7077", Path("/packed.tar.gz"))
+    assert "PYSPARK_PYTHON" not in os.environ
+    assert f"{beside}:/bin" == os.environ["PATH"]
+    assert {
+        "spark.archives": "/packed.tar.gz#equipoise-environment",
+        "spark.executorEnv.PATH": (
+            f"equipoise-environment/bin:{beside}:/usr/local/bin:/usr/bin:/bin"
+        ),
+    } == settings
+    choose_python(settings.__setitem__, "local[2]", None)
+    assert sys.executable == os.environ["PYSPARK_PYTHON"]
 
 
 @pytest.mark.parametrize(
