@@ -24,7 +24,7 @@ TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors docs proto page-libraries fuzz clean
+.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants image soak stress stress-pulsar vectors docs proto page-libraries fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -104,6 +104,10 @@ simulate: setup ## Replay one simulated run and print its story: make simulate S
 mutants: setup ## Apply each mutant of the protocol and print the seed that catches it: make mutants [DIR=folder]
 	@echo "== mutants: each patch of $(or $(DIR),tests/mutants) must be caught"
 	@$(BIN)/python -m tests.mutants $(if $(DIR),"$(DIR)")
+
+image: ## Build the container image with docker, podman or buildah: make image [BASE=another image of Debian 13]
+	@echo "== image: what the brokers need of Debian, and the locked dependencies" >&2
+	@sh compose/image.sh "$(BASE)"
 
 soak: setup ## Test with a cluster of real Pulsar, and simulate one seed after another for an hour: make soak [HOURS=1]
 	@echo "== soak: tests with real Pulsar, which Maven fetches once (245 MB)"
