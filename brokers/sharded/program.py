@@ -82,6 +82,8 @@ class Settings(TypedDict, total=False):
     lease_ms: int
     renew_ms: int
     grace_ms: int
+    prove_deaths: bool
+    extend_ms: int
     round_trip_ms: int
     reconnect_ms: int
     failover_ms: int

@@ -61,23 +61,12 @@ def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -
     is refused.
     """
     file_system = _file_system_of(path, mount_table)
-    if _is_shared(file_system):
+    family = file_system.partition(".")[0]
+    if file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS:
         raise OperatorError(
             f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this"
             " machine"
         )
-
-
-def is_on_shared_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -> bool:
-    """Return whether `path` lies on a file system that another machine may share. Without a mount
-    table nothing does.
-    """
-    return _is_shared(_file_system_of(path, mount_table))
-
-
-def _is_shared(file_system: str) -> bool:
-    family = file_system.partition(".")[0]
-    return file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS
 
 
 def _file_system_of(path: Path, mount_table: Path) -> str:

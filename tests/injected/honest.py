@@ -218,8 +218,10 @@ class _Notebook(Checkers):
     brokers write and serve.
     """
 
-    def __init__(self, instance_ids: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
-        super().__init__(instance_ids, nobody_dies=nobody_dies, nobody_fences=False)
+    def __init__(
+        self, instance_ids: dict[str, Process], *, nobody_dies: bool, nobody_fences: bool, run: Run
+    ) -> None:
+        super().__init__(instance_ids, nobody_dies=nobody_dies, nobody_fences=nobody_fences)
         self.world: World | None = None
         self.keeps_evidence = False
         self._run = run
@@ -229,7 +231,7 @@ class _Notebook(Checkers):
             instance_ids,
             passing=self.ownership.passing,
             nobody_dies=nobody_dies,
-            nobody_fences=False,
+            nobody_fences=nobody_fences,
         )
 
     def folded(self, folded: Folded, view: View) -> None:

@@ -50,6 +50,7 @@ SEEDS = {
     "two-brokers": 4,
     "many-brokers": 1,
     "lost-directories": 4,
+    "one-machine": 4,
     "service-trouble": 2,
     "cancels": 3,
     "resyncs": 3,
