@@ -90,7 +90,7 @@ class Assurances:
                 break
             until_ms = min(until_ms, asked.boot_ms + core.timing.lease_ms)
             skew_ms = min(skew_ms, asked.wall_ms - asked.boot_ms)
-        lease.extend(until_ms=until_ms, skew_ms=skew_ms)
+        lease.extend(until_ms=until_ms, skew_ms=skew_ms, now=core.now)
 
     def ask(self) -> None:
         """Ask what is due, while this broker is out of touch."""

@@ -20,7 +20,7 @@ class Lease:
     * `extended_ms`, `extended_skew_ms`: the end of the extension, and its skew as above.
     * `attention_ms`: past the lease (section 4), a broker without a step for this long serves
       nothing until it hears from the log.
-    * `until_ms`: the last end of lease and extension, kept after a loss. For evidence only.
+    * `until_ms`: until when it was right to serve, kept after a loss. For evidence only.
     """
 
     incarnation: int
@@ -43,11 +43,12 @@ class Lease:
             self.skew_ms = decided.wall_ms - decided.boot_ms
             self.until_ms = self.ends_ms
 
-    def extend(self, *, until_ms: int, skew_ms: int) -> None:
+    def extend(self, *, until_ms: int, skew_ms: int, now: Instant) -> None:
         """Serve until `until_ms`, past the lease too. An earlier time shortens an extension."""
         if not self.lost:
             self.extended_ms, self.extended_skew_ms = until_ms, skew_ms
-            self.until_ms = self.ends_ms
+            # A shorter extension does not make wrong what was served until now.
+            self.until_ms = max(self.ends_ms, min(self.until_ms, now.boot_ms))
 
     def lose(self) -> None:
         """End the lease for good: the incarnation is over, or has stopped serving."""

@@ -285,12 +285,7 @@ class _Notebook(Checkers):
                 stretches[handle] = _Stretch(handle=handle)
         for stretch in list(stretches.values()):
             handle = stretch.handle
-            # A lease that is lost is 0 from then on.
-            stretch.deadline_us = (
-                process.host.clock.true_us_of(handle.lease.ends_ms)
-                if handle.lease.ends_ms
-                else stretch.deadline_us
-            )
+            stretch.deadline_us = process.host.clock.true_us_of(handle.lease.until_ms)
             if stretch.began_us is None and handle.passes(process.host.now()):
                 stretch.began_us = now_us
                 self._report(stretch, process, None)

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.brokers.agent.core import Profile
+from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.errors import InvalidConfig
@@ -203,7 +204,8 @@ def test_an_extension_ends_before_a_broker_that_it_may_not_know_may_accuse(
     )
     lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)
     lease.renew(decided=slow.read(began_us), lease_ms=timing.lease_ms, extend_ms=timing.extend_ms)
-    lease.extend(until_ms=lease.outlast_ms, skew_ms=lease.skew_ms)
+    now = slow.read(began_us)
+    lease.extend(until_ms=lease.outlast_ms, skew_ms=lease.skew_ms, now=now)
     known_ms = fast.read(began_us).boot_ms + joined.unheard_ms
     slow.freeze(began_us + 1)
     slow.thaw(began_us + 1 + timing.skew_max_ms * slept_permille + 999)
@@ -234,3 +236,12 @@ def test_an_extension_that_no_outage_leaves_time_for_is_refused(
 def test_safe_durations_stay_safe_in_any_membership(timing: Timing, members: int) -> None:
     timing.check()
     timing.for_members(members).check()
+
+
+def test_a_shorter_extension_keeps_what_was_served_until_now_right() -> None:
+    """Evidence of an answer in the extension names an end after that answer."""
+    lease = Lease(incarnation=1, skew_max_ms=100)
+    lease.renew(decided=Instant(boot_ms=0, wall_ms=0), lease_ms=3_000, extend_ms=30_000)
+    lease.extend(until_ms=9_000, skew_ms=0, now=Instant(boot_ms=6_000, wall_ms=6_000))
+    lease.extend(until_ms=0, skew_ms=0, now=Instant(boot_ms=7_000, wall_ms=7_000))
+    assert (3_000, 7_000) == (lease.ends_ms, lease.until_ms)
