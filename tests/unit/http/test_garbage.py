@@ -177,7 +177,7 @@ REFUSED = (
             " '/admin/v2/non-persistent/acme/shop/orders/stats'; ask a broker"
         ),
     ),
-    Refused(method="GET", path="/", status=404, error="UnknownPath", told="'/'"),
+    Refused(method="GET", path="/index.html", status=404, error="UnknownPath", told="html'"),
     Refused(method="GET", path="/%0A", status=404, error="UnknownPath", told="'/\\n'"),
     Refused(method="GET", path="//health", status=404, error="UnknownPath", told="'//health'"),
     Refused(method="GET", path="/health/", status=404, error="UnknownPath", told="'/health/'"),
