@@ -131,17 +131,16 @@ def wait_for_workers() -> None:
     raise TimeoutError("the workers did not join")
 
 
-async def forward(socket: str, port: int, *, is_outside: bool) -> None:
+async def forward(socket: str, port: int, *, is_outside: bool) -> asyncio.Server:
     """Lead connections from a port of 127.0.0.1 to a socket; outside, from that socket to the
-    port.
+    port. Return what does so.
     """
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.closing(writer):
             while data := await reader.read(1 << 16):
                 writer.write(data)
                 await writer.drain()
-        writer.close()
 
     async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = (
@@ -150,26 +149,30 @@ async def forward(socket: str, port: int, *, is_outside: bool) -> None:
             else asyncio.open_unix_connection(socket)
         )
         other_reader, other_writer = await there
-        await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
+        # A server of streams takes a task that is cancelled for one that failed.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
 
     if is_outside:
-        await asyncio.start_unix_server(joined, socket)
-    else:
-        await asyncio.start_server(joined, "127.0.0.1", port)
+        return await asyncio.start_unix_server(joined, socket)
+    return await asyncio.start_server(joined, "127.0.0.1", port)
 
 
 @contextlib.contextmanager
 def forwarded(socket: Path, port: int) -> Iterator[None]:
     """Lead connections from the socket to a port of this machine."""
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(forward(str(socket), port, is_outside=True))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    # It ends the tasks of connections that are open at the end.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        server = runner.run(forward(str(socket), port, is_outside=True))
+        loop = runner.get_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            server.close()
 
 
 def forward_inside(shared: Path, port: int) -> list[subprocess.Popen[bytes]]:
