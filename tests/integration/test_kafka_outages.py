@@ -642,13 +642,13 @@ def test_a_death_is_noticed_after_a_lease(
     tmp_path: Path, own_kafka: OwnKafka, *, is_away: bool
 ) -> None:
     """As is one in an outage of the log, when that is over. The others stop in between, since the
-    dead assures nobody.
+    dead assures nobody. They are as on different machines: none sees the end of the other.
     """
     topic, node = own_kafka.topic("death"), own_kafka.cluster.node(1)
     url = url_of(own_kafka.address, topic)
 
     async def story() -> None:
-        async with peers(tmp_path, url, count=3) as workers:
+        async with peers(tmp_path, url, count=3, prove_deaths=False) as workers:
             await asyncio.sleep(2)
             *others, dead = workers
             alive = Cluster(workers=others, log_url=url)
