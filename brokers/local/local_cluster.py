@@ -218,9 +218,7 @@ class LocalCluster:
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """The error that ended the follower, which declarations of death depend on; None while it
-        runs.
-        """
+        """The error that ended the follower; None while it runs."""
         return self._failure
 
     def wait_until_all_ended(self, *, timeout_ms: int) -> bool:
