@@ -43,8 +43,6 @@ def done(*command: str | Path, folder: Path = ROOT) -> str:
 @pytest.fixture
 def packed_environment(tmp_path: Path) -> Path:
     """A packed environment as the documentation says, with the wheel and the locked versions."""
-    if "PREPACKED" in os.environ:
-        return Path(os.environ["PREPACKED"])
     uv = (sys.executable, "-m", "uv")
     done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
