@@ -83,7 +83,13 @@ async def transfer(workers: list[Worker]) -> Worker:
     for worker in workers:
         await worker.until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
     (bundle,) = workers[0].view.bundles_of(NAMESPACE)
-    destination = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
+    owner, destination = sorted(workers, key=lambda each: each.agent.incarnation != bundle.owner)
+    # A bundle that its owner has not opened yet has no state to hand over.
+    await owner.until(
+        lambda _: bundle.name in owner.open_bundles or None,
+        timeout_ms=PATIENCE_MS,
+        what="the open bundle",
+    )
     await destination.request(
         Transfer(bundle=bundle.name, destination=destination.broker_id, reason="test"),
         timeout_ms=PATIENCE_MS,
