@@ -317,6 +317,7 @@ class ServiceRunner:
                 ownership, await self._arrived(effect, ownership)
             )
             await driven_for(ownership.account, opening)
+            ownership.account.cpu_ns = 0  # The price of the move, not of what the bundle will do.
         except Exception as error:  # noqa: BLE001 - as above
             _log_failure(
                 "service failed to open a bundle",

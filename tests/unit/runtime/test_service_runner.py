@@ -10,6 +10,7 @@ import pytest
 
 from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Prepare
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Opened, Prepared
+from equipoise.brokers.load.metering import follow_tasks_and_threads
 from equipoise.brokers.runtime import service_runner as module
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
@@ -17,6 +18,7 @@ from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.shedder.loads import BundleLoad
+from tests.load.cpu_clocks import cpu_clocks
 from tests.unit.runtime.service_bench import (
     BUNDLE,
     NAMESPACE,
@@ -58,6 +60,29 @@ async def test_an_abandoned_opening_gives_no_answer() -> None:
     await settled()
     assert [Opened(bundle=BUNDLE, problem="RuntimeError: no")] == bench.events
     assert ({}, []) == (bench.runner.ownerships, bench.ended)
+
+
+async def test_what_an_opening_takes_is_not_what_the_bundle_costs() -> None:
+    """It would move to the next broker, which opens it again."""
+    bench, gate = Bench(), asyncio.Event()
+    with cpu_clocks() as clocks:
+
+        async def serve() -> None:
+            await gate.wait()
+            clocks.use(3)
+
+        async def opening() -> None:
+            started.append(asyncio.create_task(serve()))
+            clocks.use(60)
+
+        started = list[asyncio.Task[None]]()
+        follow_tasks_and_threads()
+        bench.service.opening = opening
+        bench.open(1)
+        await settled()
+        gate.set()
+        await started[0]
+    assert 3 == bench.runner.ownerships[BUNDLE].account.cpu_ns
 
 
 PREPARE = Prepare(
