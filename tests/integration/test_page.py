@@ -7,6 +7,8 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -17,11 +19,15 @@ from equipoise.brokers.operations.access import opened, until
 from equipoise.brokers.operations.on_channel import ChannelPort, run
 from equipoise.channel.core.ranges import even_boundaries
 from tests.page.browsers import opened_browser, opened_page
+from tests.unit.security.signing import bearer, token
+from tests.unit.security.who_may import RIGHTS, SUPER
 
 pytestmark = pytest.mark.integration
 
 PATIENCE_MS = 30_000
 LARGE = "other/large"
+OPERATOR = "olga"
+FIRST = "0x00000000_0x04000000"
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -34,13 +40,21 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers without a namespace."""
+    """Three brokers with rights, without a namespace."""
     settings = ClusterSettings(
         directory=tmp_path_factory.mktemp("page"),
         services=("acme/*=tests.page.loaded_service:Loaded",),
-        settings={"balance_interval_ms": 1_000},
+        settings={
+            "balance_interval_ms": 1_000,
+            **{name: value for name, value in RIGHTS.items() if isinstance(value, str)},
+            "authentication": "true",
+            "authorization": "true",
+            "super_roles": SUPER,
+        },
     )
     with LocalCluster(settings) as started:
+        for role, right in (("viewer", "read"), (OPERATOR, "operate")):
+            ask(started, "POST", f"/admin/v2/grants/{role}", right)
         yield started
 
 
@@ -68,7 +82,7 @@ def ask(cluster: LocalCluster, method: str, path: str, body: object = None) -> N
         cluster.addresses[0] + path,
         method=method,
         data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **bearer(token(SUPER))},
     )
     urllib.request.urlopen(request).close()  # noqa: S310 - as above
 
@@ -77,17 +91,54 @@ def is_live(page: Page) -> None:
     expect(page.get_by_role("status")).to_have_text("live")
 
 
-def test_an_empty_cluster_is_a_sentence(chromium: Browser, cluster: LocalCluster) -> None:
+@contextmanager
+def page_of(
+    chromium: Browser, cluster: LocalCluster, path: str = "", *, broker: int = 0, **options: object
+) -> Iterator[Page]:
+    """The page as an operator sees it."""
+    url = f"{cluster.addresses[broker]}/{path}"
+    with opened_page(chromium, url, token=token(OPERATOR), **options) as page:
+        yield page
+
+
+def act(page: Page, name: str, *, says: str, done: str | None = None, to: str = "") -> None:
+    """Press a button, read what will happen, agree, and read what has happened, or go on."""
+    page.get_by_role("button", name=name, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    if to:
+        dialog.get_by_label("To").select_option(to)
+    expect(dialog.locator(".says")).to_contain_text(says)
+    expect(dialog).to_contain_text(f"admin:{OPERATOR} asked for it")
+    if dialog.get_by_label("Reason").count():
+        dialog.get_by_label("Reason").fill("<b>work</b>")
+    dialog.locator("button").first.click()
+    if done is not None:
+        expect(dialog.get_by_role("status")).to_contain_text(done)
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).not_to_be_visible()
+
+
+def test_a_token_is_asked_for_and_a_viewer_cannot_act(
+    chromium: Browser, cluster: LocalCluster
+) -> None:
+    """Of an empty cluster."""
     with opened_page(chromium, cluster.addresses[0]) as page:
+        for given, answer in (("nonsense", "not authenticated"), (token("x", exp=9), "expired")):
+            page.get_by_label("Token").fill(given)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.get_by_text(answer)).to_be_visible()
+        page.get_by_label("Token").fill(token("viewer"))
+        page.get_by_role("button", name="Sign in").click()
         is_live(page)
         expect(page.get_by_text("There is no namespace yet.")).to_be_visible()
         for broker in cluster.broker_ids:
             expect(page.get_by_role("rowheader", name=broker)).to_be_visible()
+        expect(page.get_by_role("button")).to_have_count(0)
 
 
 def test_changes_arrive_without_a_reload(chromium: Browser, cluster: LocalCluster) -> None:
     """A namespace, a move, a pause whose reason is a script."""
-    with opened_page(chromium, cluster.addresses[1]) as page:
+    with page_of(chromium, cluster, broker=1) as page:
         is_live(page)
         create(cluster, "acme/orders", 64)
         expect(page.get_by_role("link", name="acme/orders", exact=True)).to_be_visible()
@@ -105,14 +156,54 @@ def test_changes_arrive_without_a_reload(chromium: Browser, cluster: LocalCluste
         assert "owned" != page.title()
 
 
+def test_an_operator_does_everything_by_dialog(chromium: Browser, cluster: LocalCluster) -> None:
+    """Each dialog says what will happen, and who asks. A refusal is the broker's sentence."""
+    create(cluster, "acme/slow", 2)
+    bundle, other = f"acme/orders/{FIRST}", cluster.broker_ids[1]
+    with page_of(chromium, cluster, f"#/bundle/{bundle}") as page:
+        act(page, f"Transfer {bundle}", says="hands it over to", done=f"{bundle} is at")
+        act(page, f"Unload {bundle}", says="gives it away", done=f"{bundle} is at")
+        act(page, f"Split {bundle}", says="at 0x02000000", done="is split")
+        page.get_by_role("link", name="acme/orders/0x00000000_0x02000000").click()
+        half = "acme/orders/0x00000000_0x02000000"
+        act(page, f"Merge {half}", says="begins at 0x02000000", done="are one bundle now")
+        page.go_back()
+        expect(page.get_by_role("heading", name=bundle)).to_be_visible()
+        pin = {"namespace": "acme/orders", "brokers": list(cluster.broker_ids[:1])}
+        ask(cluster, "POST", "/admin/v2/policies/pin/here", pin)
+        expect(page.get_by_text(f"Owner {cluster.broker_ids[0]}")).to_be_visible()
+        refusal = f"{other} may not have it: pin/here keeps this bundle at"
+        act(page, f"Transfer {bundle}", to=other, says=f"over to {other}", done=refusal)
+        ask(cluster, "DELETE", "/admin/v2/policies/pin/here")
+
+        slow = "acme/slow/0x00000000_0x80000000"
+        page.goto(f"{cluster.addresses[0]}/#/bundle/{slow}")
+        act(page, f"Transfer {slow}", says="hands it over to")
+        act(page, f"Cancel {slow}", says="keeps it with its token", done="stays where it is")
+        page.get_by_role("link", name="acme/slow").first.click()
+        act(page, "Freeze acme/slow", says="leaves the bundles of acme/slow", done="is frozen")
+        expect(page.get_by_text("Frozen: <b>work</b>")).to_be_visible()
+        act(page, "Unfreeze acme/slow", says="may move", done="not frozen")
+
+        page.get_by_role("link", name="Equipoise").click()
+        act(page, "Turn balancing off", says="nothing until then", done="Balancing is off")
+        act(page, "Turn balancing on", says="The pause ends (<b>work</b>)", done="Balancing is on")
+        act(page, f"Drain {other}", says="go to 2 other brokers", done="has begun")
+        row = page.get_by_role("row", name=re.compile(rf"{other}.*maintenance"))
+        expect(row.get_by_role("cell").nth(1)).to_have_text("0")
+        act(page, f"End maintenance {other}", says="may get bundles again", done="has ended")
+        asked = page.get_by_role("region", name="Asked for by people")
+        expect(asked.get_by_text(f"by admin:{OPERATOR} via").first).to_be_visible()
+
+
 def test_a_namespace_of_65536_bundles_is_explored_by_keyboard(
     chromium: Browser, cluster: LocalCluster
 ) -> None:
     """On a phone in the dark, down to single bundles, and back. No broker serves it."""
     ask(cluster, "PATCH", "/admin/v2/balancing", {"changes": {"tenants.bundles_max": 65_536}})
     create(cluster, LARGE, 65_536)
-    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
-    with opened_page(chromium, f"{cluster.addresses[0]}/#/namespace/{LARGE}", **phone) as page:
+    phone: Any = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    with page_of(chromium, cluster, f"#/namespace/{LARGE}", **phone) as page:
         expect(page.get_by_text("0x00000000 to 0xffffffff: 65,536 bundles")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         strip = page.get_by_role("img", name=f"{LARGE} from 0x00000000")
@@ -139,8 +230,8 @@ def test_a_dead_broker_is_named_and_a_broken_stream_too(
     """
     last = len(cluster.broker_ids) - 1
     with (
-        opened_page(chromium, cluster.addresses[0]) as page,
-        opened_page(chromium, cluster.addresses[last]) as orphan,
+        page_of(chromium, cluster) as page,
+        page_of(chromium, cluster, broker=last) as orphan,
     ):
         is_live(page)
         is_live(orphan)

@@ -37,9 +37,15 @@ def opened_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened_page(chromium: Browser, url: str, **options: object) -> Iterator[Page]:
-    """A page in a context of its own. It must not fail, and its policy must refuse it nothing."""
+def opened_page(
+    chromium: Browser, url: str, *, token: str | None = None, **options: object
+) -> Iterator[Page]:
+    """A page in a context of its own. It must not fail, and its policy must refuse it nothing.
+    `token`: has signed in.
+    """
     context = chromium.new_context(**options)  # type: ignore[arg-type]
+    if token is not None:
+        context.add_init_script(f"sessionStorage.setItem('equipoise-token', {token!r})")
     page, problems = context.new_page(), list[str]()
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda line: problems.append(line.text) if "Policy" in line.text else None)

@@ -10,12 +10,19 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.system.clocks import Deadline
 from equipoise.shedder.loads import BundleLoad
 
+SLOW = "acme/slow/"
+"""Bundles that take a minute to prepare for a move."""
+
 
 class Loaded(Service):
     """A service that does nothing, and reports much."""
 
     def __init__(self) -> None:
         self._open = set[str]()
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+        if source is not None and bundle.name.startswith(SLOW):
+            await asyncio.sleep(60)
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         await asyncio.sleep(0)

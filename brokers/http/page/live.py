@@ -20,7 +20,7 @@ from aiohttp import web
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import integer_of, parameter_of
-from equipoise.brokers.http.caller import identity_of
+from equipoise.brokers.http.caller import identity_of, requester_of
 from equipoise.brokers.http.events import EVENTS, HEARTBEAT, HEARTBEAT_MS, Write, event, streamed
 from equipoise.brokers.http.page.overview import INTERVAL_NS, Overview
 from equipoise.brokers.http.page.sections import Rows, Sections, changes
@@ -79,9 +79,9 @@ class LiveOverview:
         """
         ready_view(self._worker)
         focus = _focus_in(request)
-        may_operate = self._may_operate(request)
+        you = self._you(request)
         if EVENTS not in request.headers.get("Accept", ""):
-            return json_answer(await self._sections(focus, may_operate=may_operate))
+            return json_answer(await self._sections(focus, you))
         if self._pages >= PAGES_MAX:
             raise Overloaded(
                 what=f"the list of open pages at broker {self._worker.broker_id}", limit=PAGES_MAX
@@ -90,24 +90,26 @@ class LiveOverview:
         try:
             return await streamed(
                 request,
-                lambda write: self._send(
-                    write, lambda: self._sections(focus, may_operate=may_operate)
-                ),
+                lambda write: self._send(write, lambda: self._sections(focus, you)),
             )
         finally:
             self._pages -= 1
 
-    def _may_operate(self, request: web.Request) -> bool:
+    def _you(self, request: web.Request) -> Rows:
+        """Return whether the caller may operate, and the name that its records would have."""
         authorization, identity = self._worker.access.authorization, identity_of(request)
-        return (
+        may_operate = (
             authorization is None
             or identity is None
             or authorization.is_allowed(identity, OPERATE, Place())
         )
+        return {
+            "may_operate": may_operate,
+            "name": requester_of(request) if may_operate else None,
+        }
 
-    async def _sections(self, focus: Focus | None, *, may_operate: bool) -> Sections:
-        sections = await self._overview.sections()
-        found = {**sections, "you": {"may_operate": may_operate}}
+    async def _sections(self, focus: Focus | None, you: Rows) -> Sections:
+        found = {**await self._overview.sections(), "you": you}
         if focus is None:
             return found
         if focus.namespace not in self._worker.view.namespaces:

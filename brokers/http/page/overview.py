@@ -26,6 +26,7 @@ from equipoise.brokers.http.page.sections import (
     Rows,
     Sections,
     Seen,
+    asked_row,
     broker_rows,
     decision_row,
     moved_row,
@@ -62,6 +63,7 @@ UNSETTLED_MAX: Final = 1_000
 
 MOVED_MAX: Final = 40
 DECISIONS_MAX: Final = 30
+ASKED_MAX: Final = 30
 
 _READ_NS: Final = 2_500_000_000  # As often as a broker may report.
 _READ_NS_MAX: Final = 30_000_000_000
@@ -74,6 +76,7 @@ class Overview:
         self._worker = worker
         self._moves = Moves()
         self._moved: deque[tuple[str, Rows]] = deque(maxlen=MOVED_MAX)
+        self._asked: deque[tuple[str, Rows]] = deque(maxlen=ASKED_MAX)
         self._touched: dict[str, None] = {}  # Namespaces to weigh first.
         self._numbers: dict[str, int] = {}
         self._next_number = count(1)
@@ -146,6 +149,7 @@ class Overview:
             "moving": self._moving(seen, unsettled),
             "moved": dict(self._moved),
             "decisions": dict(self._decisions),
+            "asked": dict(self._asked),
             "controls": controls_document(seen.view, seen.now_ms),
             "namespaces": self._shown(),
             "hot": {
@@ -264,6 +268,9 @@ class Overview:
 
     def _folded(self, folded: Folded) -> None:
         now = self._worker.clock.now()
+        row = asked_row(folded, self._worker.view, at_ms=now.wall_ms)
+        if row is not None:
+            self._asked.append((f"{folded.offset:012}", row))
         for move in self._moves.folded(folded, self._worker.clock.boot_ns()):
             row = moved_row(move, self._worker.view, at_ms=now.wall_ms)
             self._moved.append((f"{move.offset} {move.bundle}", row))

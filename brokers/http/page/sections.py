@@ -19,7 +19,11 @@ from equipoise.brokers.errors import counted
 from equipoise.brokers.runtime.bundle_lines import broker_of
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import ADMIN_PREFIX
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Unreadable
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe
 from equipoise.shedder.loads import Load
 
 Rows = Mapping[str, object]
@@ -127,6 +131,18 @@ def moved_row(move: ObservedMove, view: View, *, at_ms: int) -> Rows:
         "took_ms": move.duration_ns // 1_000_000,
         "at_ms": at_ms,
         "reason": move.reason,
+    }
+
+
+def asked_row(folded: Folded, view: View, *, at_ms: int) -> Rows | None:
+    """Return the row of a record that a person asked for; None for others."""
+    record = folded.record
+    if isinstance(record, Unreadable) or not record.requester.startswith(ADMIN_PREFIX):
+        return None
+    return {
+        "at_ms": at_ms,
+        "refused": not folded.verdict.accepted,
+        "lines": [line[:_LINE_CHARACTERS_MAX] for line in describe(folded, view, Names(view))],
     }
 
 

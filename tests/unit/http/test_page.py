@@ -165,6 +165,9 @@ async def test_a_stream_sends_all_and_then_changes_until_the_broker_ends(broker:
             problem["level"],
             problem["text"],
         )
+        (asked,) = whole["asked"].values()
+        assert not asked["refused"]
+        assert asked["lines"][0].endswith(f"by {whole['you']['name']} via {broker.id}")
         await broker.app.shutdown()
         while await stream.content.readline():
             pass

@@ -15,8 +15,16 @@ export class Problem extends Error {
   }
 }
 
-function request(method, path, { body, headers, signal } = {}) {
+async function request(method, path, { body, headers, signal } = {}) {
   const token = readToken();
+  try {
+    return await sent(method, path, { body, headers, signal, token });
+  } catch {
+    throw new Problem(0, "the broker does not answer, or the connection broke");
+  }
+}
+
+function sent(method, path, { body, headers, signal, token }) {
   return fetch(new URL(path, ROOT), {
     method,
     signal,
@@ -36,10 +44,10 @@ async function checked(response) {
   throw new Problem(response.status, answer.reason ?? `the broker answers ${response.status}`);
 }
 
-// Sends one request, and returns its JSON; null if it has none.
+// Sends one request, and returns its JSON, or that of an unload; null if it has none.
 export async function call(method, path, body) {
   const response = await checked(await request(method, path, { body }));
-  const text = await response.text();
+  const text = response.headers.get("X-Unload-Outcome") ?? (await response.text());
   return text ? JSON.parse(text) : null;
 }
 

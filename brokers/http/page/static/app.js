@@ -1,17 +1,31 @@
 // The page: follows the overview of one broker, and shows the view that the address names.
 
-import { call, follow, keepToken, merged, readToken } from "./api.js";
-import { Brokers, Decisions, Hot, Moves, Namespaces, Problems } from "./cluster.js";
+import { follow, keepToken, merged, readToken } from "./api.js";
+import { Ask, Operator } from "./actions.js";
+import { Bundle } from "./bundle.js";
+import { Asked, Brokers, Decisions, Hot, Moves, Namespaces, Problems } from "./cluster.js";
 import { Namespace } from "./namespace.js";
 import { HASH_END } from "./strip.js";
-import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact-htm.js";
 import { duration, number } from "./words.js";
 
 const AGAIN_MS = [500, 1_000, 2_000, 5_000];
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function viewIn(hash) {
   const [path, query] = hash.replace(/^#\/?/, "").split("?");
-  const [kind, tenant, namespace] = path.split("/").map(decodeURIComponent);
+  const [kind, tenant, namespace, range] = path.split("/").map(decoded);
+  const ends = /^0x([0-9a-f]{8})_0x([0-9a-f]{8})$/.exec(range ?? "")?.slice(1).map((end) => parseInt(end, 16));
+  if (kind === "bundle" && ends && ends[0] < ends[1]) {
+    return { kind, name: `${tenant}/${namespace}/${range}`, namespace: `${tenant}/${namespace}`, low: ends[0], high: ends[1] };
+  }
   if (kind !== "namespace" || !namespace) return { kind: "cluster" };
   const asked = new URLSearchParams(query);
   const bounded = (name, otherwise) => {
@@ -19,18 +33,25 @@ function viewIn(hash) {
     return Number.isInteger(value) && value >= 0 && value <= HASH_END ? value : otherwise;
   };
   const [low, high] = [bounded("low", 0), bounded("high", HASH_END)];
-  return { kind, name: `${tenant}/${namespace}`, ...(low < high ? { low, high } : { low: 0, high: HASH_END }) };
+  return { kind, name: `${tenant}/${namespace}`, namespace: `${tenant}/${namespace}`, ...(low < high ? { low, high } : { low: 0, high: HASH_END }) };
 }
 
 const queryOf = (view) =>
-  view.kind === "namespace"
-    ? `?${new URLSearchParams({ namespace: view.name, low: view.low, high: view.high })}`
+  view.namespace
+    ? `?${new URLSearchParams({ namespace: view.namespace, low: view.low, high: view.high })}`
     : "";
+
+// Says that a broker reads another log than before: offsets of one log only rise.
+function replacement(before, after) {
+  if (!before || !after || (before.name === after.name && before.log === after.log && after.offset >= before.offset)) return "";
+  return `The log was replaced: offset ${number(after.offset)} of ${after.name} (${after.log}) follows offset ${number(before.offset)} of ${before.name} (${before.log}). What the page showed before belongs to the former log.`;
+}
 
 // Follows the overview for as long as the page is open, and says how it is.
 function useOverview(view) {
   const [sections, setSections] = useState(null);
   const [link, setLink] = useState({ is: "connecting" });
+  const [notice, setNotice] = useState("");
   const [attempt, setAttempt] = useState(0); // A new token is tried at once.
   const query = queryOf(view);
   useEffect(() => {
@@ -43,7 +64,11 @@ function useOverview(view) {
           await follow(`v1/overview${query}`, (name, data) => {
             failures = 0;
             setLink({ is: "live" });
-            setSections((before) => merged(name === "changes" ? before : {}, data));
+            setSections((before) => {
+              const after = merged(name === "changes" ? before : {}, data);
+              setNotice((kept) => replacement(before?.cluster, after.cluster) || kept);
+              return after;
+            });
           }, ended.signal);
         } catch (error) {
           problem = error;
@@ -51,8 +76,8 @@ function useOverview(view) {
         if (ended.signal.aborted) return;
         if (problem === null) continue; // A stream ends after some minutes.
         failures += 1;
-        const status = problem.status ?? 0;
-        const sentence = status ? problem.message : "the broker does not answer, or the connection broke";
+        const { status = 0, message } = problem;
+        const sentence = status || problem.status === 0 ? message : "the connection broke";
         setLink((before) => ({ is: "lost", status, sentence, since: before.since ?? Date.now() }));
         if (status === 401 || status === 403) return;
         await wait(AGAIN_MS[Math.min(failures, AGAIN_MS.length) - 1]);
@@ -60,7 +85,7 @@ function useOverview(view) {
     })();
     return () => ended.abort();
   }, [query, attempt]);
-  return [sections, link, () => setAttempt((before) => before + 1)];
+  return [sections, link, notice, () => setAttempt((before) => before + 1)];
 }
 
 function Login({ sentence, retry }) {
@@ -110,7 +135,9 @@ function Page() {
       scheme.removeEventListener("change", turned);
     };
   }, []);
-  const [sections, link, retry] = useOverview(view);
+  const [sections, link, notice, retry] = useOverview(view);
+  const [asked, ask] = useState(null);
+  const [failure] = useErrorBoundary();
   useEffect(() => {
     document.title = sections ? `${sections.cluster.name}: Equipoise` : "Equipoise";
   }, [sections?.cluster?.name]);
@@ -119,17 +146,22 @@ function Page() {
     if (link.status === 403) return html`<section><h2>Not allowed</h2><p class="empty">${link.sentence}</p></section>`;
     if (!sections) return link.is === "lost" ? null : html`<p class="empty">Reading the cluster.</p>`;
     if (view.kind === "namespace") return html`<${Namespace} ...${view} sections=${sections} />`;
+    if (view.kind === "bundle") return html`<${Bundle} ...${view} sections=${sections} />`;
     return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} />
       <${Brokers} brokers=${sections.brokers ?? {}} />
       <${Namespaces} namespaces=${sections.namespaces ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
       <div class="columns"><${Hot} hot=${sections.hot ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
       <${Moves} moving=${sections.moving ?? {}} moved=${sections.moved ?? {}} cluster=${sections.cluster} /></div>
-      <${Decisions} decisions=${sections.decisions ?? {}} cluster=${sections.cluster} />`;
+      <div class="columns"><${Decisions} decisions=${sections.decisions ?? {}} cluster=${sections.cluster} />
+      <${Asked} asked=${sections.asked ?? {}} cluster=${sections.cluster} /></div>`;
   };
   const isDenied = link.status === 401 || link.status === 403;
-  return html`<${Header} cluster=${sections?.cluster} link=${link} />
+  if (failure) return html`<main><section><h2>The page has failed</h2><p class="empty" role="alert">${String(failure)}. Reload it. The cluster is not concerned.</p></section></main>`;
+  return html`<${Operator.Provider} value=${sections?.you?.may_operate && !isDenied ? ask : null}><${Header} cluster=${sections?.cluster} link=${link} />
     ${link.is === "lost" && !isDenied && html`<${Lost} link=${link} brokers=${sections?.brokers} />`}
-    <main>${body()}</main>`;
+    ${notice && html`<div class="lost" role="alert">${notice}</div>`}
+    <main>${body()}</main>
+    ${asked && sections && html`<${Ask} key=${asked.of + asked.on} ...${asked} sections=${sections} close=${() => ask(null)} />`}<//>`;
 }
 
 const root = document.getElementById("page");

@@ -1,32 +1,29 @@
 // The views of the whole cluster: what is wrong, brokers, namespaces, moves, decisions.
 
+import { Act } from "./actions.js";
 import { Strip, colour } from "./strip.js";
 import { html } from "./vendor/preact-htm.js";
 import { ago, duration, number, percent, plural, time } from "./words.js";
 
-const rangeOf = (bundle) => bundle.split("/").pop();
-const namespaceOf = (bundle) => bundle.split("/").slice(0, 2).join("/");
+export const namespaceOf = (bundle) => bundle.split("/").slice(0, 2).join("/");
 
 export const toNamespace = (name, low, high) =>
   `#/namespace/${name}` + (low === undefined ? "" : `?low=${low}&high=${high}`);
 
-export const toBundle = (bundle) => {
-  const [low, high] = rangeOf(bundle).split("_").map(Number);
-  return toNamespace(namespaceOf(bundle), low, high);
-};
+export const toBundle = (bundle) => `#/bundle/${bundle}`;
 
 export const namesOf = (brokers) =>
   Object.fromEntries(Object.entries(brokers).map(([name, broker]) => [broker.number, name]));
 
-const Swatch = ({ of }) => html`<span class="swatch" style=${{ background: colour(of) }}></span>`;
+export const Swatch = ({ of }) => html`<span class="swatch" style=${{ background: colour(of) }}></span>`;
 
 const SIGNS = { bad: "●", warn: "▲", note: "■" };
 const SIGN_WORDS = { bad: "problem", warn: "warning", note: "note" };
 
-export function Problems({ problems }) {
+export function Problems({ problems, controls }) {
   const rows = Object.keys(problems).sort().map((key) => problems[key]);
   return html`<section aria-labelledby="problems">
-    <h2 id="problems">What is wrong now</h2>
+    <h2 id="problems">What is wrong now <${Act} of=${controls?.pause ? "resume" : "pause"} /></h2>
     ${rows.length === 0
       ? html`<p class="fine">Nothing: every bundle has an owner, and all brokers report.</p>`
       : html`<ul class="problems">${rows.map(
@@ -76,7 +73,8 @@ export function Brokers({ brokers }) {
         return html`<tr key=${name} class=${broker.status}>
           <th scope="row"><${Swatch} of=${broker.number} /> ${name}
             ${broker.leader && html` <span class="tag">leader</span>`}
-            ${state(broker) && html` <span class="tag alarm">${state(broker)}</span>`}</th>
+            ${state(broker) && html` <span class="tag alarm">${state(broker)}</span>`}
+            ${broker.status === "up" && html` <${Act} of=${broker.maintenance ? "ending" : "maintenance"} on=${name} />`}</th>
           <td class="bars"><div class="bar" role="img" aria-label=${said} title=${said}>
             ${load !== null && html`
               <i class="use" style=${{ ...wide(Math.max(load, broker.use ?? 0)), background: colour(broker.number, 3) }}></i>
@@ -142,6 +140,7 @@ export function Moves({ moving, moved, cluster }) {
     ${under.length > 0 && html`<ul class="moves">${under.map(([bundle, move]) => html`<li key=${bundle}>
       <a href=${toBundle(bundle)}>${bundle}</a> <span class="tag">${move.phase.replace("_", " ")}</span>
       ${" "}${move.from ?? "nobody"} → ${move.to ?? "not chosen yet"}, for ${duration(Math.max(0, cluster.at_ms - move.since_ms))}
+      ${move.phase !== "assigning" && html` <${Act} of="cancel" on=${bundle} />`}
       ${move.reason && html`<small>${move.reason}</small>`}</li>`)}</ul>`}
     ${cluster.moving > under.length && html`<p class="soft">and ${number(cluster.moving - under.length)} more</p>`}
     ${ended.length > 0 && html`<h3>Finished</h3><ul class="moves">${ended.map((move) => html`<li key=${move.bundle + move.at_ms}>
@@ -161,5 +160,16 @@ export function Decisions({ decisions, cluster }) {
       <summary><time datetime=${new Date(row.at_ms).toISOString()}>${time(row.at_ms)}</time> ${row.title}
         ${" "}<span class="soft">${ago(Math.max(0, cluster.at_ms - row.at_ms))}</span></summary>
       <ul>${row.lines.map((line) => html`<li>${line}</li>`)}</ul></details>`)}</div>
+  </section>`;
+}
+
+export function Asked({ asked, cluster }) {
+  const rows = Object.keys(asked).sort().reverse().map((key) => [key, asked[key]]);
+  return html`<section aria-labelledby="asked">
+    <h2 id="asked">Asked for by people</h2>
+    ${rows.length === 0 && html`<p class="soft">Nobody has asked for anything since ${cluster.answers} started.</p>`}
+    <ul class="moves">${rows.map(([key, row]) => html`<li key=${key} class=${row.refused ? "alarmed" : ""}>
+      <time datetime=${new Date(row.at_ms).toISOString()}>${time(row.at_ms)}</time> ${row.lines[0]}
+      ${row.lines.slice(1).map((line) => html`<small>${line}</small>`)}</li>`)}</ul>
   </section>`;
 }

@@ -1,9 +1,10 @@
 // The view of one namespace, or of a part of its hash space.
 
-import { namesOf, stripLabel, toNamespace } from "./cluster.js";
-import { HASH_END, Strip, colour, hex, spanOf } from "./strip.js";
+import { Act } from "./actions.js";
+import { namesOf, stripLabel, toBundle, toNamespace } from "./cluster.js";
+import { HASH_END, Strip, colour, spanOf } from "./strip.js";
 import { html } from "./vendor/preact-htm.js";
-import { number, percent, plural } from "./words.js";
+import { hex, number, percent, plural } from "./words.js";
 
 const SPAN_MIN = 16;
 
@@ -21,6 +22,7 @@ export function Namespace({ name, low, high, sections }) {
   const servers = namesOf(brokers);
   const go = (part) => { location.hash = toNamespace(name, ...part); };
   const isShown = about && about.namespace === name && about.low === low && about.high === high;
+  const frozen = sections.controls?.freezes?.find((each) => each.namespace === name);
   const whole = sections.namespaces?.[name];
   if (about?.problem && about.namespace === name) {
     return html`<section><h2>${name}</h2><p class="empty">${about.problem}. <a href="#/">See all namespaces.</a></p></section>`;
@@ -31,7 +33,8 @@ export function Namespace({ name, low, high, sections }) {
   const span = spanOf(low, high);
   const middle = low + span / 2;
   return html`<section aria-labelledby="namespace">
-    <h2 id="namespace">${name}</h2>
+    <h2 id="namespace">${name} <${Act} of=${frozen ? "unfreeze" : "freeze"} on=${name} /></h2>
+    ${frozen && html`<p>Frozen: ${frozen.reason}</p>`}
     ${whole && html`<p class="soft">${plural(whole.bundles, "bundle")}, ${percent(whole.cost)} of a core, ${whole.moving} moving, ${number(whole.free)} without an owner</p>
       <${Strip} encoded=${whole.strip} names=${servers} label=${stripLabel(name, whole)}
         onPick=${(first, last) => go([first, last])} />
@@ -55,7 +58,7 @@ export function Namespace({ name, low, high, sections }) {
       <thead><tr><th scope="col">bundle</th><th scope="col">owner</th><th scope="col">state</th>
         <th scope="col" class="bars">load</th><th scope="col" class="figure">token</th></tr></thead>
       <tbody>${listed.map(([bundle, [first, last, server, phase, token, cost]]) => html`<tr key=${bundle}>
-        <th scope="row"><code>${hex(first)}_${hex(last)}</code></th>
+        <th scope="row"><a href=${toBundle(bundle)}><code>${hex(first)}_${hex(last)}</code></a></th>
         <td><span class="swatch" style=${{ background: colour(server) }}></span> ${servers[server] ?? "nobody"}</td>
         <td class=${phase === "free" ? "alarmed" : ""}>${phase.replace("_", " ")}</td>
         <td class="bars"><div class="bar"><i style=${{ width: `${(100 * cost) / most}%`, background: colour(server, 11) }}></i></div>

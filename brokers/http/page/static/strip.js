@@ -1,6 +1,7 @@
 // Draws the hash space of a namespace as a strip of cells: the colour is the owner, the shade the load.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { hex } from "./words.js";
 
 export const HASH_END = 0xffffffff;
 const STATES = ["owned", "moving", "free", "in quarantine"];
@@ -87,8 +88,6 @@ function draw(canvas, cells, cursor) {
     pen.strokeRect(left, top, Math.max(3, width / cells.length), height - top - 1);
   }
 }
-
-export const hex = (point) => `0x${Math.round(point).toString(16).padStart(8, "0")}`;
 
 // A strip that pointer and keyboard can explore. `onPick` gets the ends of the picked cell.
 export function Strip({ encoded, low = 0, high = HASH_END, names, label, tall, onPick, onZoom }) {

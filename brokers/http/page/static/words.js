@@ -5,6 +5,8 @@ export const number = (value) => value.toLocaleString("en");
 export const percent = (part) =>
   part === null || part === undefined ? "unknown" : `${(100 * part).toLocaleString("en", { maximumSignificantDigits: part < 0.1 ? 2 : 3 })} %`;
 
+export const hex = (point) => `0x${Math.round(point).toString(16).padStart(8, "0")}`;
+
 export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 export function duration(ms) {
