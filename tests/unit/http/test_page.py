@@ -167,7 +167,7 @@ async def test_a_stream_sends_all_and_then_changes_until_the_broker_ends(broker:
         )
         (asked,) = whole["asked"].values()
         assert not asked["refused"]
-        assert asked["lines"][0].endswith(f"by {whole['you']['name']} via {broker.id}")
+        assert f"by admin:anonymous at 127.0.0.1 via {broker.id}" in asked["lines"][0]
         await broker.app.shutdown()
         while await stream.content.readline():
             pass
