@@ -3,7 +3,7 @@
 # EQUIPOISE_LOG names the channel. Pass other options as arguments, such as --set lookup_ms=5000.
 case "$*" in
   # The broker itself demands the rest: authentication with TLS, and TLS with authentication, so that no token goes in clear text.
-  *tls_certificate=* | *authentication=* | *--broker-conf* | *--insecure*) ;;
+  *tls_certificate=* | *authentication=* | *--insecure*) ;;
   *)
     echo "no TLS is configured: passing --insecure; only the network of the containers keeps others out" >&2
     set -- --insecure "$@"

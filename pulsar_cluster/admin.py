@@ -1,7 +1,6 @@
 """Ask the admin API of a real Pulsar cluster, over HTTP.
 
-Three requests change something: `unload` moves a bundle, `set_dynamic` and `delete_dynamic` change
-a dynamic setting. All others only read.
+One request changes something: `unload` moves a bundle. All others only read.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ _REDIRECTS_MAX: Final = 5
 _REASON_CHARACTERS_MAX: Final = 300
 _SUPER_USER: Final = "the role of a super-user"
 _TENANT_ADMIN: Final = "the role of a super-user, or of an administrator of its tenant"
-_LATENCY: Final = "pulsar_broker_publish_latency"
 _BROKER_CONNECT_S: Final = 5.0
-_METRICS_S: Final = 2.0
 _WITHOUT_FIGURES_MAX: Final = 3
 _FIGURES: Final = (
     "msgRateIn",
@@ -51,7 +48,6 @@ _SLASHES: Final = 2
 """How many a bundle's name has."""
 _REDIRECTS: Final = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
-_find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
 
 
 class RequestFailed(PeerError):
@@ -128,14 +124,6 @@ class PulsarAdmin:
         what = f"read the settings of {broker or 'a broker'}"
         return _settings(
             self._get("/brokers/configuration/runtime", what=what, right=_SUPER_USER, at=broker)
-        )
-
-    def dynamic_settings(self) -> Mapping[str, str]:
-        """Return the settings that were changed while the cluster runs."""
-        return _settings(
-            self._get(
-                "/brokers/configuration/values", what="read the dynamic settings", right=_SUPER_USER
-            )
         )
 
     def policies(self, namespaces: Sequence[str], settings: Mapping[str, str]) -> ClusterPolicies:
@@ -304,24 +292,6 @@ class PulsarAdmin:
                     silent += 1
         return found
 
-    def publish_latency_ms(self, broker: str) -> float | None:
-        """Return the time that 99 % of the publishes at a broker take at most; None if it does not
-        say. Waits 2 s for it.
-        """
-        what = f"read the metrics of {broker}"
-        # The path lies outside of the admin API, and brokers redirect it to the one with a slash.
-        text = self._ask(
-            "GET",
-            "/metrics/",
-            what=what,
-            right="access to the metrics",
-            at=broker,
-            api="",
-            limit_s=_METRICS_S,
-        )
-        found = _find_latency(text)
-        return None if found is None or not math.isfinite(float(found[1])) else float(found[1])
-
     def _group_of(self, namespace: str) -> str | None:
         what = f"read the anti-affinity group of {namespace}"
         group = self._get(
@@ -347,19 +317,6 @@ class PulsarAdmin:
             what=f"move {bundle}",
             right=_TENANT_ADMIN,
         )
-
-    def set_dynamic(self, setting: str, value: str) -> None:
-        """Change a dynamic setting in the whole cluster."""
-        path = f"/brokers/configuration/{quote(setting, safe='')}/{quote(value, safe='')}"
-        self._ask("POST", path, what=f"set {setting} to {value}", right=_SUPER_USER)
-
-    def delete_dynamic(self, setting: str) -> None:
-        """Remove a dynamic setting. Brokers then have the value of their own configuration, some
-        versions after they start again.
-        """
-        path = f"/brokers/configuration/{quote(setting, safe='')}"
-        what = f"remove the dynamic setting {setting}"
-        self._ask("DELETE", path, what=what, right=_SUPER_USER)
 
     # --- HTTP ---
 
@@ -398,7 +355,6 @@ class PulsarAdmin:
         right: str,
         absent: bool = False,
         at: str | None = None,
-        api: str = _API,
         limit_s: float = math.inf,
     ) -> str:
         """Return the answer of the broker `at`, or of the first URL that can be reached. No request
@@ -408,7 +364,7 @@ class PulsarAdmin:
         timeout_s = min(limit_s, self._timeout_s)
         request = Request(
             method,
-            f"{api}{path}",
+            f"{_API}{path}",
             # Brokers write the name of the program into their logs of requests.
             {"User-Agent": "equipoise", **self._credentials.header()},
             timeout_s if at is None else min(_BROKER_CONNECT_S, timeout_s),

@@ -1,8 +1,7 @@
 """Carry out a saved plan on a Pulsar cluster, as `pulsar_cluster.moving` decides.
 
-Nothing is sent but the unloads of the plan. With `shedding_off`, Pulsar's own shedding is switched
-off before, and restored afterwards. The audit file has a line for each request and for its outcome.
-One process has it at a time.
+Nothing is sent but the unloads of the plan. The audit file has a line for each request and for its
+outcome. One process has it at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
-from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import (
@@ -36,8 +34,6 @@ from equipoise.shedder.plan import Move
 
 SHEDDING: Final = "loadBalancerSheddingEnabled"
 BALANCING: Final = "loadBalancerEnabled"
-SWITCHED_OFF: Final = "shedding switched off"
-RESTORED: Final = "shedding restored"
 
 _LOOK_S: Final = 2.0
 """The time between two looks at the cluster."""
@@ -45,10 +41,8 @@ _LOOK_S: Final = 2.0
 _WATCHED_MAX: Final = 64
 """The most topics whose figures are watched. Each costs a request per look."""
 
-_LATENCY_S: Final = 10.0
-
-_SWITCH_MS: Final = 20_000
-_SWITCH_POLL_S: Final = 0.2
+_UNREADABLE_S: Final = 0.2
+"""The pause after a read of the channel that failed."""
 
 Read = Callable[[], Sequence[Message]]
 """Returns the new messages of the channel. Waits a moment for the first, and never for long."""
@@ -72,11 +66,6 @@ class Watch:
             if len(self._topics) < _WATCHED_MAX:
                 self._topics += admin.topics_of(move.bundle)
         self._topics = self._topics[:_WATCHED_MAX]
-        self._destinations = sorted(
-            {move.destination for move in moves if move.destination is not None}
-        )
-        self._latency_ms: float | None = None
-        self._timed_s = -_LATENCY_S
         self._readings: dict[str, Reading] = {}
 
     def __call__(self) -> Look:
@@ -98,7 +87,7 @@ class Watch:
         # A topic that cannot be read for a moment keeps its last reading.
         self._readings |= readings
         backlog = sum(reading.backlog for reading in self._readings.values())
-        return Look(members, leader, Health(uses, published, backlog, self._latency()))
+        return Look(members, leader, Health(uses, published, backlog))
 
     def _stats_of(self, topic: str) -> Mapping[str, object] | None:
         """Return the figures of a topic; None while it moves, which a broker answers with an error.
@@ -110,26 +99,6 @@ class Watch:
             if error.status is None:
                 raise
             return None
-
-    def _latency(self) -> float | None:
-        """Return the slowest publishes at the destinations. A broker computes all its metrics for
-        it, so it is asked rarely.
-
-        A broker that does not answer is asked no more: each attempt delays the look.
-        """
-        if time.monotonic() - self._timed_s >= _LATENCY_S:
-            found: list[float] = []
-            for broker in tuple(self._destinations):
-                try:
-                    latency_ms = self._admin.publish_latency_ms(broker)
-                except (PeerError, OperatorError):
-                    # Metrics may need another right, or be closed to this machine. The other
-                    # figures are watched in any case.
-                    self._destinations.remove(broker)
-                else:
-                    found += [] if latency_ms is None else [latency_ms]
-            self._latency_ms, self._timed_s = max(found, default=None), time.monotonic()
-        return self._latency_ms
 
 
 def _reading_of(stats: Mapping[str, object], at_ns: int) -> Reading:
@@ -219,7 +188,7 @@ def _fold(moving: Moving, table: Table, read: Read) -> None:
             moving.see(table.fold(message), _now_ms())
     except PeerError as error:
         moving.stop(f"the channel cannot be read: {error}")
-        time.sleep(_SWITCH_POLL_S)
+        time.sleep(_UNREADABLE_S)
 
 
 def _look(moving: Moving, look: Looking) -> None:
@@ -289,65 +258,6 @@ def settings_of_leader(admin: PulsarAdmin) -> Mapping[str, str]:
     return admin.settings()
 
 
-@contextmanager
-def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
-    """Switch Pulsar's own shedding off, and restore its setting after the body, also after an
-    error.
-
-    A setting that was dynamic before gets its value back. One that was not is set to its former
-    value, which every broker takes at once, and then removed. Raises as `PulsarAdmin` does, and
-    `OperatorError` if it cannot be restored, with the command that does.
-    """
-    before = {
-        "dynamic": admin.dynamic_settings().get(SHEDDING),
-        "value": settings_of_leader(admin).get(SHEDDING, "true"),
-    }
-    audit.note(SWITCHED_OFF, **before)
-    is_switched = True
-    try:
-        try:
-            admin.set_dynamic(SHEDDING, "false")
-        except (PeerError, OperatorError) as error:
-            is_switched = isinstance(error, RequestFailed) and error.in_doubt
-            raise
-        _await_setting(admin, "false")
-        yield
-    finally:
-        if is_switched:
-            restore_shedding(admin, audit, before)
-        else:
-            audit.note(RESTORED, **before, problem="it was never switched off")
-
-
-def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, object]) -> None:
-    """Restore the setting of Pulsar's shedding as it was `before`: a line `SWITCHED_OFF` of an
-    audit file. Raises `OperatorError`.
-    """
-    dynamic, value = (
-        before.get("dynamic"),
-        str(before.get("dynamic") or before.get("value") or "true"),
-    )
-    try:
-        admin.set_dynamic(SHEDDING, value)
-        _await_setting(admin, value)
-        if dynamic is None:
-            admin.delete_dynamic(SHEDDING)
-    except (PeerError, OperatorError) as error:
-        audit.note("shedding not restored", problem=str(error))
-        command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
-        raise OperatorError(
-            f"Pulsar's own shedding could not be switched on again: {error}; do it: {command}"
-        ) from error
-    audit.note(RESTORED, dynamic=dynamic, value=value)
-
-
-def _await_setting(admin: PulsarAdmin, value: str) -> None:
-    deadline = Deadline.after(timeout_ms=_SWITCH_MS)
-    while settings_of_leader(admin).get(SHEDDING) != value:
-        deadline.check(f"the change of {SHEDDING} to {value}")
-        time.sleep(_SWITCH_POLL_S)
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -377,16 +287,6 @@ class AuditFile:
                 f"the audit file {self.path} cannot be written: {error.strerror}; free space on its"
                 " disk"
             ) from error
-
-    def unrestored(self) -> Mapping[str, object] | None:
-        """Return the line of the last switch of Pulsar's shedding, if it was never switched on
-        again: that process was killed.
-        """
-        found: Mapping[str, object] | None = None
-        for entry in entries_in(self.path):
-            event = entry.get("event")
-            found = entry if event == SWITCHED_OFF else None if event == RESTORED else found
-        return found
 
 
 def entries_in(path: Path) -> list[Mapping[str, object]]:

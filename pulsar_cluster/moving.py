@@ -28,8 +28,6 @@ _PUBLISHED_LEFT: Final = 0.5
 _PUBLISHED_MIN: Final = 10.0
 _BACKLOG_S: Final = 30
 _BACKLOG_RISE: Final = 500
-_LATENCY_RATIO: Final = 3.0
-_LATENCY_RISE_MS: Final = 100.0
 _BAD_LOOKS: Final = 2
 """A cluster is worse if so many looks in a row find it: clients need a moment to connect again."""
 
@@ -61,13 +59,11 @@ class Health(NamedTuple):
     * `uses`: the busiest resource of each broker, a fraction, from its load report.
     * `published`: messages per second on the watched topics. `backlog`: their messages that no
       subscription has acknowledged.
-    * `latency_ms`: the time that 99 % of the publishes take at most, at the slowest broker.
     """
 
     uses: Mapping[str, float]
     published: float | None = None
     backlog: int | None = None
-    latency_ms: float | None = None
 
 
 class Reading(NamedTuple):
@@ -94,7 +90,6 @@ def why_worse(before: Health, now: Health) -> tuple[str, str] | None:
     * A broker uses 85 % of a resource, and 15 points more than before.
     * Less than half is published, of at least 10 messages/s.
     * The backlog is more than double, by more than 500 messages and more than is published in 30 s.
-    * Publishing takes 3 times as long, and 100 ms more.
     """
     for broker, use in sorted(now.uses.items()):
         was = before.uses.get(broker)
@@ -129,16 +124,6 @@ def why_worse(before: Health, now: Health) -> tuple[str, str] | None:
                 (
                     f"the backlog of the bundles of the plan is {now.backlog} messages (before:"
                     f" {before.backlog})"
-                ),
-            )
-    if before.latency_ms is not None and now.latency_ms is not None:
-        allowed = max(_LATENCY_RATIO * before.latency_ms, before.latency_ms + _LATENCY_RISE_MS)
-        if now.latency_ms > allowed:
-            return (
-                "latency",
-                (
-                    f"publishing takes up to {now.latency_ms:.0f} ms (before:"
-                    f" {before.latency_ms:.0f} ms)"
                 ),
             )
     return None

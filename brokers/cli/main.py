@@ -33,10 +33,6 @@ GROUPS: Final = {
         "equipoise.brokers.cli.commands.namespaces",
         "Create and delete namespaces; move, split and merge their bundles.",
     ),
-    "topics": (
-        "equipoise.brokers.cli.commands.topics",
-        "List topics, show their stats, manage partitioned topics.",
-    ),
     "bundles": (
         "equipoise.brokers.cli.commands.bundles",
         "Show bundles and their owners; cancel moves.",

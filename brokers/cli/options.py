@@ -72,8 +72,8 @@ BrokerConfOption = Annotated[
     existing_file(
         "--broker-conf",
         text=(
-            "Use the entries about balancing and security of this Pulsar broker.conf. --set and the"
-            " channel override them."
+            "Use the entries about balancing of this Pulsar broker.conf. --set and the channel"
+            " override them."
         ),
     ),
 ]

@@ -6,7 +6,6 @@ shown.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -30,9 +29,7 @@ from equipoise.pulsar_cluster.applying import (
     audit_file,
     entries_in,
     is_shedding,
-    restore_shedding,
     settings_of_leader,
-    shedding_off,
 )
 from equipoise.pulsar_cluster.moving import MoveOutcome, Status
 from equipoise.pulsar_cluster.planning import command_of
@@ -81,13 +78,6 @@ class Sending:
             help="Append a line for each request and outcome to this file.",
         ),
     ] = Path("pulsar-moves.jsonl")
-    switch_shedding_off: Annotated[
-        bool,
-        typer.Option(
-            "--switch-shedding-off",
-            help="Switch Pulsar's own shedding off, and restore it afterwards.",
-        ),
-    ] = False
 
 
 def apply(
@@ -138,7 +128,7 @@ def apply(
             )
         for note in notes:
             cluster.print_fact(note, {"plan": saved.id, "note": note})
-        problem = _why_not(saved, admin, live, may_switch=options.switch_shedding_off)
+        problem = _why_not(saved, admin, live)
         if not options.send:
             _print_dry_run(saved, problem, cluster)
         elif problem is not None:
@@ -152,17 +142,15 @@ def apply(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _why_not(
-    saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool
-) -> str | None:
+def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster) -> str | None:
     """Return why the plan must not be applied now; None if it may."""
     changed = changes(saved, cluster.table.bundles, admin.brokers(), admin.leader())
     if changed is not None:
         return f"the cluster has changed since the plan: {changed}; make a new plan"
-    if not may_switch and is_shedding(settings_of_leader(admin)):
+    if is_shedding(settings_of_leader(admin)):
         return (
-            f"Pulsar's own shedding is on ({SHEDDING}), and two balancers would fight; use"
-            " --switch-shedding-off, or switch it off"
+            "Pulsar's own shedding is on, and two balancers would fight; switch it off meanwhile:"
+            f" pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value false"
         )
     return None
 
@@ -177,11 +165,8 @@ def _send(
     options: Sending,
 ) -> str | None:
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
-    stopped, moved, switch = None, 0, options.switch_shedding_off
-    with first_stop_signal() as interrupted, ExitStack() as stack:
-        _settle_earlier(saved, admin, lines, cluster=cluster, may_switch=switch)
-        if switch and is_shedding(settings_of_leader(admin)):
-            stack.enter_context(shedding_off(admin, lines))
+    stopped, moved = None, 0
+    with first_stop_signal() as interrupted:
         watch = Watch(admin, live.reports, saved.moves)
         for event in apply_plan(
             saved,
@@ -206,25 +191,6 @@ def _send(
             f" a line of {lines.path}"
         )
     return stopped
-
-
-def _settle_earlier(
-    saved: SavedPlan, admin: PulsarAdmin, lines: AuditFile, *, cluster: Cluster, may_switch: bool
-) -> None:
-    """Restore the shedding that an earlier apply switched off before it was killed, or print how to
-    do so.
-    """
-    unrestored = lines.unrestored()
-    if unrestored is not None and may_switch:
-        restore_shedding(admin, lines, unrestored)
-    elif unrestored is not None:
-        value = unrestored.get("dynamic") or unrestored.get("value")
-        command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
-        sentence = (
-            "Pulsar's own shedding is still off, because an earlier apply was killed; switch it on"
-            f" afterwards: {command}"
-        )
-        cluster.print_fact(sentence, {"plan": saved.id, "warning": sentence})
 
 
 def _print_outcome(outcome: MoveOutcome, cluster: Cluster) -> None:

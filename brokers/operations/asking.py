@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
@@ -27,21 +27,11 @@ from equipoise.brokers.security.tls import (
     connection_problem,
 )
 from equipoise.channel.core.entries import BrokerEntry
-from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.clocks import Deadline
 
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest answer read: the stats of a topic with as many producers and consumers as it may
-have."""
-
-_REDIRECTS_MAX: Final = 5
-"""A broker redirects to the owner of the topic, which may just have moved again."""
-
-_SHARES_MAX: Final = 4
-"""The remaining time is split into at most this many shares among the remaining brokers.
-
-A silent broker then costs a quarter of it, and the others still have time for a slow answer.
-"""
+"""The largest answer read: the topics of a namespace at one broker."""
 
 _CUT_OFF: Final = "Remote end closed connection without response"
 
@@ -60,69 +50,7 @@ class Reply:
     text: str
 
 
-# --- any broker ---
-
-
-async def ask_any(access: Access, path: str) -> object:
-    """Ask one question of the first broker that answers, the leader first. Return its JSON, or None
-    if it is empty.
-
-    Raises `PeerError` if no broker is alive, `BrokerUnreachable` if none answers, `CallerError`
-    with a broker's objection, and `DeadlineExceeded` if there was no time to ask.
-    """
-    unreachable: BrokerUnreachable | None = None
-    for broker, share in _in_turn(access):
-        try:
-            return _document_of(broker, await ask(broker, "GET", path, deadline=share))
-        except BrokerUnreachable as error:
-            unreachable = error
-    raise unreachable or access.deadline.exceeded("an answer of any broker")
-
-
-async def order_any(
-    access: Access, method: str, path: str, *, subject: str, body: object = None
-) -> object:
-    """Give one order about `subject` to the first broker that takes it, the leader first. Return
-    its answer as `ask_any` does.
-
-    The next broker is tried only if the one before cannot have started: no connection, or status
-    503. Raises what `ask_any` raises, and `OutcomeUnknown` if a broker got the order and did not
-    answer; the caller must check the result.
-    """
-    unreachable: BrokerUnreachable | None = None
-    for broker, share in _in_turn(access):
-        try:
-            # Wait for this broker to the end: no other broker may get the order now.
-            reply = await ask(
-                broker, method, path, body=body, deadline=access.deadline, connected_by=share
-            )
-            return _document_of(broker, reply)
-        except BrokerUnreachable as error:
-            if error.in_doubt:
-                problem = f"the broker {broker.broker} got the order, and then: {error.problem}"
-                raise OutcomeUnknown(
-                    log=access.log.name, subject=subject, problem=problem
-                ) from error
-            unreachable = error
-    raise unreachable or access.deadline.exceeded("an answer of any broker")
-
-
-def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
-    """Yield the live brokers, each with its share of the remaining time. Raise `PeerError` if there
-    is none.
-    """
-    brokers = sorted(access.view.live_brokers(), key=lambda broker: broker.incarnation)
-    if not brokers:
-        raise PeerError(
-            f"no broker is alive on {access.log.name}, and only a broker knows; start one, and ask"
-            " again"
-        )
-    for place, broker in enumerate(brokers):
-        remaining_ms = access.deadline.remaining_ms()
-        if not remaining_ms:
-            return
-        shares = min(len(brokers) - place, _SHARES_MAX)
-        yield broker, Deadline.after(timeout_ms=-(-remaining_ms // shares))
+# --- all brokers ---
 
 
 def _document_of(broker: BrokerEntry, answer: Reply) -> object:
@@ -173,108 +101,53 @@ async def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool 
         )
 
 
-async def ask(
-    broker: BrokerEntry,
-    method: str,
-    path: str,
-    *,
-    body: object = None,
-    deadline: Deadline,
-    connected_by: Deadline | None = None,
-) -> Reply:
-    """Send one question or order to a broker's advertised address, and follow its redirects.
+async def ask(broker: BrokerEntry, method: str, path: str, *, deadline: Deadline) -> Reply:
+    """Send one question or order to a broker's advertised address. Everything ends by `deadline`.
 
-    Everything ends by `deadline`; a connection attempt also ends by `connected_by`. Raises
-    `BrokerUnreachable` if there is no answer. The error is in doubt if something was sent, because
-    the broker may still carry it out.
+    Raises `BrokerUnreachable` if there is no answer. The error is in doubt if something was sent,
+    because the broker may still carry it out.
     """
-    return await ask_at(
-        broker.broker,
-        _address(broker),
-        method,
-        path,
-        body=body,
-        deadline=deadline,
-        connected_by=connected_by,
-    )
+    return await ask_at(broker.broker, _address(broker), method, path, deadline=deadline)
 
 
-async def ask_at(
-    broker: str,
-    address: str,
-    method: str,
-    path: str,
-    *,
-    body: object = None,
-    deadline: Deadline,
-    connected_by: Deadline | None = None,
-) -> Reply:
+async def ask_at(broker: str, address: str, method: str, path: str, *, deadline: Deadline) -> Reply:
     """Ask a broker whose `address` is not from the log; see `ask`. Errors name it `broker`."""
-    url, data = address + path, None if body is None else json.dumps(body).encode()
-    tracing, is_sent = aiohttp.TraceConfig(), False
+    url, tracing, is_sent = address + path, aiohttp.TraceConfig(), False
 
     async def connected(*_: object) -> None:
         nonlocal is_sent
         is_sent = True  # From now on the broker may have it.
 
     tracing.on_connection_create_end.append(connected)
+    # 0 would be no limit.
+    timeout = aiohttp.ClientTimeout(total=max(deadline.remaining_ms(), 1) / 1_000)
     try:
-        for _ in range(_REDIRECTS_MAX):
-            is_sent = False  # A redirecting broker has done nothing.
-            left_s, to_connect_s = _left_s(deadline), _left_s(connected_by or deadline)
-            timeout = aiohttp.ClientTimeout(total=left_s, connect=min(left_s, to_connect_s))
-            async with aiohttp.ClientSession(timeout=timeout, trace_configs=[tracing]) as session:
-                # Or it would repeat a PUT, and no broker may get an order twice. aiohttp has no
-                # setting for it.
-                session._retry_connection = False  # noqa: SLF001
-                answer, location = await _exchange(session, method, url, data)
-            if location is None:
-                return answer
-            url = redirected(url, location)
+        async with aiohttp.ClientSession(timeout=timeout, trace_configs=[tracing]) as session:
+            return await _exchange(session, method, url)
     except (OSError, aiohttp.ClientError, ValueError) as error:
         raise BrokerUnreachable(
             broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent
         ) from error
-    problem = f"it redirects more than {_REDIRECTS_MAX} times, at last to {url}"
-    raise BrokerUnreachable(broker=broker, address=address, problem=problem)
 
 
-def redirected(url: str, location: str) -> str:
-    """Return where a redirect leads. Raise `ValueError` if it leaves TLS: anyone on the way could
-    read the token.
-    """
-    target = urljoin(url, location)
-    if url.startswith("https:") and not target.startswith("https:"):
-        raise ValueError(
-            f"it redirects to {target}, without TLS; advertise an https:// address there"
-        )
-    return target
-
-
-async def _exchange(
-    session: aiohttp.ClientSession, method: str, url: str, data: bytes | None
-) -> tuple[Reply, str | None]:
-    """Return the answer and the URL it redirects to, if any. Raise `OSError`,
-    `aiohttp.ClientError`, `ValueError`, or `PeerError` for a token.
+async def _exchange(session: aiohttp.ClientSession, method: str, url: str) -> Reply:
+    """Return the answer. Raise `OSError`, `aiohttp.ClientError`, `ValueError`, or `PeerError` for a
+    token.
     """
     if urlsplit(url).scheme not in {"http", "https"} or urlsplit(url).hostname is None:
         raise ValueError("that is no http:// or https:// address")
-    headers = {} if data is None else {"Content-Type": "application/json"}
-    headers |= OwnToken.of_environment().headers(url)
     async with session.request(
         method,
         URL(url, encoded=True),
-        data=data,
-        headers=headers,
+        headers=OwnToken.of_environment().headers(url),
+        # It could leave TLS, and no path that is asked for is another broker's.
         allow_redirects=False,
         ssl=tls_for(url),
     ) as response:
         text = bytearray()
         async for piece in response.content.iter_any():
             text += piece[: _ANSWER_BYTES_MAX - len(text)]
-        is_elsewhere = response.status == HTTPStatus.TEMPORARY_REDIRECT
-        reply = Reply(status=response.status, text=text.decode(errors="replace"))
-        return reply, response.headers.get("Location") if is_elsewhere else None
+        return Reply(status=response.status, text=text.decode(errors="replace"))
 
 
 def tls_for(url: str) -> ClientTls:
@@ -308,11 +181,6 @@ def _problem(error: BaseException, url: str) -> str:
     return (
         f"{problem}; it may require a client certificate ({VARIABLES})" if is_cut_off else problem
     )
-
-
-def _left_s(deadline: Deadline) -> float:
-    """Return the remaining time in seconds, which is never 0: that would be no limit."""
-    return max(deadline.remaining_ms(), 1) / 1_000
 
 
 def _address(broker: BrokerEntry) -> str:

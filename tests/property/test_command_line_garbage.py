@@ -160,7 +160,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # Runs of the laboratory take seconds, and other processes.
         patch.setattr("equipoise.lab.bound.cuts_of", lambda *_, **__: ())
         patch.setattr("equipoise.lab.comparing.compare", lambda *_, **__: [])
-        patch.setattr("equipoise.lab.page.write_page", lambda *_, **__: folder)
         patch.setattr("equipoise.lab.running.run", no_run)
         patch.setattr("equipoise.brokers.cli.lab_commands._recorded", short_recording)
         patch.setattr("equipoise.channel.system.log_lines.configure", lambda _: None)

@@ -16,7 +16,6 @@ from tests.unit.security.signing import SECRET_URL, token
 if TYPE_CHECKING:
     from typer._click import Command
 
-TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
 
 _WHO: Final = "--client-conf {folder}/client.conf --token-file {folder}/token --ca-file {folder}/ca"
 _PULSAR: Final = f"--source {{folder}}/pulsar.db --admin http://127.0.0.1:1 {_WHO}"
@@ -68,14 +67,6 @@ _LINES: Final[Mapping[str, str]] = {
         "{namespace} --log {log} --role ops --as erin --timeout 5 --json"
     ),
     "namespaces permissions": "{namespace} --log {log} --timeout 5 --json",
-    "topics list": "{namespace} --log {log} --bundle {left_range} --timeout 5 --json",
-    "topics stats": "{topic} --log {log} --timeout 5 --json",
-    "topics partitioned-stats": "{topic} --log {log} --per-partition --timeout 5 --json",
-    "topics create-partitioned-topic": "{topic} --log {log} --partitions 4 --timeout 5 --json",
-    "topics update-partitioned-topic": "{topic} --log {log} --partitions 8 --timeout 5 --json",
-    "topics delete-partitioned-topic": "{topic} --force --log {log} --timeout 5 --json",
-    "topics get-partitioned-topic-metadata": "{topic} --log {log} --timeout 5 --json",
-    "topics list-partitioned-topics": "{namespace} --log {log} --timeout 5 --json",
     "bundles list": "{namespace} --log {log} --timeout 5 --json",
     "bundles show": "{left} --log {log} --timeout 5 --json",
     "bundles owner": "{namespace} 'a key' --log {log} --timeout 5 --json",
@@ -132,7 +123,7 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "lab compare": (
         "steady --all --policy AvgShedder --set average.low_percent=20 --every 30 --seeds 1,2"
-        " --brokers 2 --bundles 8 --for 1m --output {folder}/lab --json"
+        " --brokers 2 --bundles 8 --for 1m --json"
     ),
     "lab tune": (
         "steady --policy AvgShedder --trials 2 --load-moved-max 99 --set average.low_hits=3 --every"
@@ -157,7 +148,7 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "pulsar apply": (
         "{folder}/pulsar.plan --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --send"
-        f" --resume --at-once 2 --audit {{folder}}/moves.jsonl --switch-shedding-off {_WHO}"
+        f" --resume --at-once 2 --audit {{folder}}/moves.jsonl {_WHO}"
         " --timeout 1 --json"
     ),
     "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
@@ -218,7 +209,6 @@ _LINES: Final[Mapping[str, str]] = {
 
 _NAMES: Final = {
     "namespace": NAMESPACE,
-    "topic": TOPIC,
     "left": LEFT,
     "left_range": LEFT_RANGE,
     "secret": SECRET_URL,

@@ -244,7 +244,6 @@ def test_help_lists_every_group_without_importing_it() -> None:
         "load-worker",
         "up",
         "namespaces",
-        "topics",
         "bundles",
         "policies",
         "brokers",

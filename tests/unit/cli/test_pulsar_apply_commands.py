@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from equipoise.pulsar_cluster.applying import SHEDDING
 from equipoise.pulsar_cluster.archive import Members, open_archive
 from equipoise.pulsar_cluster.credentials import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
@@ -163,7 +162,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setattr("equipoise.pulsar_cluster.sources.live_cluster", live)
     monkeypatch.setattr(ADMIN, lambda *_, **__: admin_of(cluster.answer))
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
-    cluster.settings[SHEDDING] = "false"
+    cluster.shedding = "false"
     return cluster
 
 
@@ -215,20 +214,16 @@ def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(
     )
 
 
-def test_it_is_refused_while_pulsar_sheds_unless_that_is_switched_off(cluster: FakeCluster) -> None:
-    cluster.settings[SHEDDING] = "true"
+def test_it_is_refused_while_pulsar_sheds(cluster: FakeCluster) -> None:
+    cluster.shedding = "true"
     result = apply("--send")
     assert (1, []) == (result.exit_code, cluster.sent)
     assert (
-        "nothing was sent: Pulsar's own shedding is on (loadBalancerSheddingEnabled), and two"
-        " balancers would fight" in result.stdout
+        "nothing was sent: Pulsar's own shedding is on, and two balancers would fight; switch it"
+        " off meanwhile: pulsar-admin brokers update-dynamic-config --config"
+        " loadBalancerSheddingEnabled --value false" in result.stdout
     )
     assert "It would be refused now: Pulsar's own shedding is on" in apply().stdout
-    assert 0 == apply("--send", "--switch-shedding-off").exit_code
-    switches = [
-        request.rpartition("/")[2] for request in cluster.sent if not request.startswith("PUT ")
-    ]
-    assert ["false", "true", SHEDDING] == switches
 
 
 def test_a_cluster_that_has_changed_is_refused_before_anything_is_sent(
@@ -248,11 +243,9 @@ def test_a_plan_that_stops_says_why_and_its_exit_code_is_1(cluster: FakeCluster)
     assert [unload(BUNDLES[0])] == cluster.sent
 
 
-def test_the_sum_is_told_and_shedding_that_a_killed_apply_left_off(cluster: FakeCluster) -> None:
-    line = {"at_ms": 0, "event": "shedding switched off", "dynamic": None, "value": "true"}
-    Path("pulsar-moves.jsonl").write_text(json.dumps(line) + "\n")
+@pytest.mark.usefixtures("cluster")
+def test_the_sum_is_told() -> None:
     told = apply("--send").stdout
-    assert "Pulsar's own shedding is still off, because an earlier apply was killed" in told
     assert (
         "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl"
         == told.splitlines()[-1]

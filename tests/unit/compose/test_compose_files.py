@@ -266,7 +266,6 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
         ([], True),
         (["--set", "lookup_ms=5000"], True),
         (["--set", "tls_certificate=/run/tls.pem", "--set", "tls_key=/run/tls.key"], False),
-        (["--broker-conf", "/run/broker.conf"], False),
         (["--set", "authentication=true", "--set", "token_public_key=/run/key"], False),
     ],
 )

@@ -29,8 +29,6 @@ BUNDLE = "public/default/0x00000000_0x40000000"
 UNLOAD = "/admin/v2/namespaces/public/default/0x00000000_0x40000000/unload"
 SETTLED_MS = 1_795_870_200_000
 BEFORE, AFTER = ("2026-11-28T12:49:59.59259189Z", "2026-11-28T12:50:01.073532374Z")
-LATENCY = 'pulsar_broker_publish_latency{cluster="x",quantile="0.5"} 1\n'
-LATENCY += 'pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 39.2\n'
 TRACE = (
     '{"reason": "\\n --- An unexpected error occurred in the server ---\\n\\nMessage: it is there'
     ' already\\n\\nStacktrace:\\n\\njava.lang"}'
@@ -63,12 +61,6 @@ DENIED = '{"reason": "not allowed"}'
             {"msgInCounter": 7},
         ),
         ({}, lambda admin: admin.topic_stats("persistent://t/n/gone"), None),
-        (
-            {"/metrics/": Reply(200, LATENCY)},
-            lambda admin: admin.publish_latency_ms("b:8080"),
-            39.2,
-        ),
-        ({"/metrics/": Reply(200)}, lambda admin: admin.publish_latency_ms("b:8080"), None),
     ],
 )
 def test_a_question_is_answered(
@@ -269,17 +261,6 @@ def test_who_may_move_a_bundle_is_named() -> None:
 def test_the_next_url_is_asked_if_one_cannot_be_reached() -> None:
     api = answers(host_of, {"a": NotSent("refused"), "b": ["c:8080"]})
     assert ("c:8080",) == admin_of(api, "http://a:8080", "http://b:8080").brokers()
-
-
-def test_dynamic_settings_are_changed_and_removed() -> None:
-    asked: list[Request] = []
-    found = admin_of(answers(host_of, {"*": Reply(204)}, asked))
-    found.set_dynamic("x", "a/b")
-    found.delete_dynamic("x")
-    path = "http://a:8080/admin/v2/brokers/configuration/x"
-    assert [("POST", f"{path}/a%2Fb"), ("DELETE", path)] == [
-        (request.method, request.url) for request in asked
-    ]
 
 
 @pytest.mark.parametrize("bundle", ["../../tenants/x", "t/n/0x2_0x1"])

@@ -8,7 +8,6 @@ import json
 import time
 from collections import ChainMap, deque
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -25,9 +24,7 @@ from equipoise.pulsar_cluster.applying import (
     apply_plan,
     audit_file,
     is_shedding,
-    restore_shedding,
     settings_of_leader,
-    shedding_off,
 )
 from equipoise.pulsar_cluster.credentials import NotSent, Reply, Request
 from equipoise.pulsar_cluster.loads import LoadReports
@@ -46,8 +43,6 @@ from tests.unit.pulsar_cluster.made_clusters import (
 )
 from tests.unit.pulsar_cluster.test_moving import BUNDLES, plan_of
 
-SWITCH = f"/admin/v2/brokers/configuration/{SHEDDING}"
-
 
 class FakeCluster:
     """A cluster that moves what it is asked to, and keeps every request that is not a question.
@@ -59,8 +54,7 @@ class FakeCluster:
         self.sent: list[str] = []
         self.members = list(BROKERS)
         self.leader = "a:8080"
-        self.settings = {SHEDDING: "true"}
-        self.dynamic: dict[str, str] = {}
+        self.shedding = "true"
         self.news = deque[tuple[str, StateRecord]]()
         self.faults = faults or {}
         self.owners = dict.fromkeys(BUNDLES, "a:8080")
@@ -77,8 +71,7 @@ class FakeCluster:
         return {
             "/brokers": self.members,
             "/brokers/leaderBroker": {"brokerId": self.leader},
-            "/brokers/configuration/runtime": self.settings | self.dynamic,
-            "/brokers/configuration/values": self.dynamic,
+            "/brokers/configuration/runtime": {SHEDDING: self.shedding},
             "/namespaces/public/default/bundles": {
                 "boundaries": [ranges[0][0], *(high for _, high in ranges)]
             },
@@ -90,15 +83,8 @@ class FakeCluster:
         if request.method == "GET":
             return replied(self.known(path))
         self.sent.append(f"{request.method} {request.url.removeprefix('http://a:8080')}")
-        if request.method == "PUT":
-            bundle = path.removeprefix("/namespaces/").removesuffix("/unload")
-            return self.move(bundle, unquote(request.url.rpartition("=")[2]))
-        _, setting, value = path.rsplit("/", 2)
-        if request.method == "POST":
-            self.dynamic[setting] = value
-        else:
-            self.dynamic.pop(value)
-        return Reply(204)
+        bundle = path.removeprefix("/namespaces/").removesuffix("/unload")
+        return self.move(bundle, unquote(request.url.rpartition("=")[2]))
 
     def move(self, bundle: str, to: str) -> Reply:
         source = self.owners[bundle]
@@ -281,7 +267,6 @@ def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) ->
     path.write_text('{"event": "beg')
     with audit_file(path, plan=path.with_suffix(".plan")) as lines:
         lines.note("end")
-        assert lines.unrestored() is None
     assert ['{"event": "beg', "end"] == [
         path.read_text().splitlines()[0],
         json.loads(path.read_text().splitlines()[1])["event"],
@@ -291,8 +276,8 @@ def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) ->
 # --- the watch ---
 
 
-def watched(stats: dict[str, object], *, metrics: object, asked: list[Request]) -> Watch:
-    """Return a watch on two topics with these figures, and on one destination."""
+def watched(stats: dict[str, object]) -> Watch:
+    """Return a watch on two topics with these figures."""
     topics = ["persistent://public/default/x", "persistent://public/default/y"]
 
     def found(request: Request) -> str:
@@ -301,12 +286,11 @@ def watched(stats: dict[str, object], *, metrics: object, asked: list[Request]) 
 
     fixed: dict[str, object] = {
         "/persistent/public/default": topics,
-        "/metrics/": metrics,
         "/brokers": list(BROKERS),
         "/brokers/leaderBroker": Reply(404),
         "*": Reply(503, '{"reason": "it moves"}'),
     }
-    admin = admin_of(answers(found, ChainMap(stats, fixed), asked))
+    admin = admin_of(answers(found, ChainMap(stats, fixed)))
     return Watch(admin, LoadReports(), plan_of(1).moves)
 
 
@@ -324,9 +308,8 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged(
     now_ns = 0
     monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
     stats: dict[str, Any] = {"x": figures(100, s=1, t=2), "y": figures(100, s=4)}
-    latency = 'pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5'
-    watch = watched(stats, metrics=Reply(200, latency), asked=[])
-    assert Look(BROKERS, None, Health({}, None, 7, 12.5)) == watch()
+    watch = watched(stats)
+    assert Look(BROKERS, None, Health({}, None, 7)) == watch()
     now_ns, stats["x"] = 2_000_000_000, figures(140, s=3)
     del stats["y"]
     second = watch().health
@@ -336,19 +319,6 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged(
     stats["x"] = NotSent("refused")
     with pytest.raises(PeerError, match="cannot be reached"):
         watch()
-
-
-def test_metrics_that_cannot_be_read_are_asked_for_once_and_not_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("equipoise.pulsar_cluster.applying._LATENCY_S", 0.0)
-    asked: list[Request] = []
-    watch = watched({}, metrics=NotSent("filtered"), asked=asked)
-    watch()
-    assert watch().health.latency_ms is None
-    assert [("b", 2.0)] == [
-        (host_of(request), request.timeout_s) for request in asked if "/metrics/" in request.url
-    ]
 
 
 def test_a_move_that_arrived_during_a_slow_look_has_moved(audit: AuditFile) -> None:
@@ -389,74 +359,7 @@ def test_the_leader_is_asked_whether_it_sheds() -> None:
     assert {SHEDDING: "false"} == settings_of_leader(admin)
 
 
-def test_a_dynamic_setting_is_restored_once_the_broker_has_it(
-    audit: AuditFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker takes a moment. Until then it would say that it does not shed."""
-    cluster, stale = FakeCluster(), ["false", "false"]
-    monkeypatch.setattr("equipoise.pulsar_cluster.applying._SWITCH_POLL_S", 0.0)
-
-    def answer(request: Request) -> Reply:
-        if request.url.endswith("/runtime") and stale:
-            return replied({SHEDDING: stale.pop()})
-        return cluster.answer(request)
-
-    slow = admin_of(answer)
-    restore_shedding(slow, audit, {"dynamic": "true", "value": "true"})
-    assert is_shedding(settings_of_leader(slow))
-
-
 def test_shedding_is_on_unless_it_or_the_balancer_is_off() -> None:
     assert [True, False, False] == [
         is_shedding(each) for each in ({}, {SHEDDING: "false"}, {"loadBalancerEnabled": "false"})
     ]
-
-
-@pytest.mark.parametrize(
-    ("dynamic", "end"), [({}, None), ({}, KeyboardInterrupt()), ({SHEDDING: "true"}, None)]
-)
-def test_shedding_is_off_meanwhile_and_restored_whatever_happens(
-    audit: AuditFile, dynamic: dict[str, str], end: BaseException | None
-) -> None:
-    """A setting that was dynamic before keeps its value."""
-    cluster = FakeCluster()
-    cluster.dynamic = dict(dynamic)
-    with suppress(KeyboardInterrupt), shedding_off(admin_of(cluster.answer), audit):
-        assert {SHEDDING: "false"} == cluster.dynamic
-        if end is not None:
-            raise end
-    assert dynamic == cluster.dynamic
-    requests = [f"POST {SWITCH}/false", f"POST {SWITCH}/true", f"DELETE {SWITCH}"]
-    assert requests[: 2 if dynamic else 3] == cluster.sent
-    assert ["shedding switched off", "shedding restored"] == [
-        line["event"] for line in lines_of(audit)
-    ]
-
-
-def test_a_switch_that_a_killed_process_left_off_is_found_and_restored(audit: AuditFile) -> None:
-    cluster = FakeCluster()
-    audit.note("shedding switched off", dynamic=None, value="true")
-    cluster.dynamic = {SHEDDING: "false"}
-    before = audit.unrestored()
-    assert before is not None
-    restore_shedding(admin_of(cluster.answer), audit, before)
-    assert ({}, None) == (cluster.dynamic, audit.unrestored())
-
-
-def test_a_switch_that_is_refused_leaves_nothing_to_restore(audit: AuditFile) -> None:
-    cluster = FakeCluster()
-    refusing = admin_of(
-        lambda request: cluster.answer(request) if request.method == "GET" else Reply(403)
-    )
-    with (
-        pytest.raises(OperatorError, match=f"does not let this client set {SHEDDING} to false"),
-        shedding_off(refusing, audit),
-    ):
-        pass
-    assert audit.unrestored() is None
-
-
-def test_shedding_that_cannot_be_restored_is_an_error_with_the_command(audit: AuditFile) -> None:
-    command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true"
-    with pytest.raises(OperatorError, match=command):
-        restore_shedding(admin_of(lambda _: Reply(503)), audit, {"dynamic": None, "value": "true"})
