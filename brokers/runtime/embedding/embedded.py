@@ -74,8 +74,8 @@ again within some round trips."""
 ADDRESS_VARIABLE: Final = "EQUIPOISE_ADDRESS"
 
 LAST_CALLS_MS: Final = 1_000
-"""How long a program whose listener is closed waits for the calls of those that have connected
-before: until none has come for `QUIET_MS`."""
+"""How long a program that was called since the signal waits, once its listener is closed, for the
+calls of those that have connected before: until none has come for `QUIET_MS`."""
 
 _QUIET_TURNS: Final = 3
 _TURNS_MAX: Final = 1_000
@@ -622,10 +622,14 @@ class Worker:
     def _draining(self, linger_ms: int) -> Iterator[None]:
         """Drain at SIGTERM and SIGINT, and continue to answer for `linger_ms` at most."""
 
+        calls = 0
+
         async def drain() -> None:
+            nonlocal calls
             try:
+                host = self._started
+                calls = host.calls
                 if await self.drain():
-                    host = self._started
                     await lingered(
                         linger_ms, lambda: host.calls, has_peers=lambda: _takes_bundles(host.view)
                     )
@@ -634,8 +638,8 @@ class Worker:
                     await self._broker.end_waits()
 
         async def last_calls() -> None:
-            if self._host is not None:
-                host = self._host
+            host = self._host
+            if host is not None and host.calls != calls:  # Else nobody calls at all.
                 await lingered(LAST_CALLS_MS, lambda: host.calls, has_peers=lambda: True)
 
         with ending_at_sigterm(), draining(drain, last_calls):
