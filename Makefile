@@ -14,7 +14,7 @@ COMPUTING := -m "not integration" -n auto $(SPREAD)
 # Tracing slows these tests down two- to threefold, and the unit tests cover the same code.
 UNTRACED := tests/house tests/mutants tests/property tests/simulation
 # The stories and the unit tests of what decides.
-DECIDING := tests/scenarios $(addprefix tests/unit/,agent balancing compaction core operations shedder simulation)
+DECIDING := tests/scenarios $(addprefix tests/unit/,agent balancing core shedder)
 # These tests start processes and wait for them. With four at once, two cores are so busy that clients give up on calls that they never should.
 WAITING := -m "integration and not soak" -n 3 $(SPREAD)
 FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)

@@ -70,7 +70,7 @@ def test_without_pulsar_clients_the_demo_goes_on(
     assert (["calls"], True) == (list(result.verdicts), result.is_clean)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_demo_survives_an_outage_of_kafka(
     tmp_path: Path,
     own_kafka: OwnKafka,

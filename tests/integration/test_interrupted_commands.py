@@ -80,10 +80,6 @@ CASES = {
     "load-worker": Case(
         words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"
     ),
-    "demo": Case(
-        words=("-m", "compose.demo"),
-        at_work="the leader balances the load",
-    ),
     "channel tail": Case(
         words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="open ", code=130
     ),

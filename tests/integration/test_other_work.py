@@ -13,7 +13,7 @@ import pytest
 
 from equipoise import Equipoise, Keyed
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.soak]
 
 CAPACITY = 20
 """Percent of a core, which a busy machine gives to a program that computes."""

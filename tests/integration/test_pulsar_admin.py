@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.load.cluster import READY_MS, running
-from tests.pulsar.admin_script import Group, left_out, read_groups, run_script, stage
-from tests.pulsar.admin_tool import admin_tool
+from tests.pulsar.admin_script import Group, Stage, left_out, read_groups, run_script, stage
 from tests.pulsar.programs import Language, admin_command, require
 
 # Building the program for the first time takes minutes.
@@ -48,56 +45,27 @@ def differences(expected: Sequence[Group], found: Sequence[Group]) -> Iterator[s
         )
 
 
+async def check_alone(on: Stage, folder: Path) -> None:
+    """Check that the tool in a process of its own does the same: a success, and a refusal."""
+    lines = (("namespaces", "list", "acme"), ("namespaces", "bundles", "acme/nothing"))
+    settings = folder / "client.conf"
+    settings.write_text(f"webServiceUrl=http://{on.names['BROKER-1']}\n")
+    shared = [await on.tool.run(words) for words in lines]
+    program = [
+        *admin_command()[:-1],
+        "org.apache.pulsar.admin.cli.PulsarAdminTool",
+        str(settings),
+    ]
+    alone = [await asyncio.to_thread(run_alone, [*program, *words]) for words in lines]
+    assert [(each.code, each.out, each.err) for each in shared] == alone
+
+
 async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
     require(Language.JAVA)
     groups = read_groups()
     async with stage(tmp_path) as on:
         assert list(left_out(groups, on.tool.commands)) == []
+        await check_alone(on, tmp_path)
         found = await run_script(on, groups)
     if found_differences := list(differences(groups, found)):
         pytest.fail("\n".join((AGAIN, *found_differences)))
-
-
-async def test_a_broker_without_topics_says_so(tmp_path: Path) -> None:
-    require(Language.JAVA)
-    cluster = LocalCluster(
-        ClusterSettings(
-            directory=tmp_path / "cluster",
-            brokers=1,
-            settings={"balance": "false"},
-            ready_ms=READY_MS,
-        )
-    )
-    async with (
-        running(cluster, "acme/orders", bundles=1),
-        admin_tool(f"http://{cluster.broker_ids[0]}") as tool,
-    ):
-        topic = "non-persistent://acme/orders/x"
-        for command in ("topics list acme/orders", f"topics stats {topic}", f"schemas get {topic}"):
-            answer = await tool.run(command.split())
-            assert (1, 404, True) == (
-                answer.code,
-                answer.status,
-                "this broker serves no Pulsar topics" in answer.err,
-            ), answer
-        assert (0, "acme/orders\n") == (
-            (works := await tool.run(["namespaces", "list", "acme"])).code,
-            works.out,
-        )
-
-
-async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
-    """Success, and a refusal."""
-    require(Language.JAVA)
-    lines = (("namespaces", "list", "acme"), ("namespaces", "bundles", "acme/nothing"))
-    async with stage(tmp_path) as on:
-        settings = tmp_path / "client.conf"
-        settings.write_text(f"webServiceUrl=http://{on.names['BROKER-1']}\n")
-        shared = [await on.tool.run(words) for words in lines]
-        program = [
-            *admin_command()[:-1],
-            "org.apache.pulsar.admin.cli.PulsarAdminTool",
-            str(settings),
-        ]
-        alone = [await asyncio.to_thread(run_alone, [*program, *words]) for words in lines]
-    assert [(each.code, each.out, each.err) for each in shared] == alone

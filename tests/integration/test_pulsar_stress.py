@@ -22,7 +22,7 @@ SMALL = Size(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_clients_at_once_lose_nothing_in_moves(tmp_path: Path, log_place: LogPlace) -> None:
     """After transfers, splits, merges and a `kill -9`, the checker and the audit of the channel
     find nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -104,10 +105,13 @@ class Program:
 
 @contextlib.asynccontextmanager
 async def programs(
-    folder: Path, count: int, session: aiohttp.ClientSession, server: Sequence[str] = UVICORN
+    folder: Path, count: int, session: aiohttp.ClientSession, *servers: Sequence[str]
 ) -> AsyncIterator[Sequence[Program]]:
-    """Run programs that share the log `visits.db`. Yield them once they are ready."""
-    started = [Program(f"sqlite:{folder}/visits.db", folder, server=server) for _ in range(count)]
+    """Run programs that share the log `visits.db`, under these servers in turn. Yield them once
+    they are ready.
+    """
+    turns = itertools.islice(itertools.cycle(servers or [UVICORN]), count)
+    started = [Program(f"sqlite:{folder}/visits.db", folder, server=each) for each in turns]
     try:
         for each in started:
             await each.start(session)

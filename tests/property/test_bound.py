@@ -15,7 +15,7 @@ from equipoise.lab.bound import Cut, bound_at, cuts_of
 from equipoise.lab.comparing import settings_of
 from equipoise.lab.results import Owners, evenness, starting_owners
 from equipoise.lab.running import run
-from equipoise.lab.traces import KINDS, Shape, Trace, TraceBroker, generated
+from equipoise.lab.traces import Shape, Trace, TraceBroker, generated
 
 SHAPE = Shape(brokers=4, bundles=40, load=1_000.0, duration_s=600.0)
 
@@ -26,7 +26,7 @@ def cuts(kind: str) -> tuple[Cut, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["steady", "heavy-tailed", "broker-lost"])
 def test_no_policy_is_below_the_bound_at_what_it_moves(kind: str) -> None:
     trace = generated(kind, SHAPE)
     for shedder in SHEDDERS:

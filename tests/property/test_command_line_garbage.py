@@ -246,7 +246,7 @@ def test_the_lines_are_valid(folder: Path) -> None:
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None
 )
 @given(place=st.sampled_from(PLACES), word=WORDS)
 @example(place=("brokers drain", 0), word="a")

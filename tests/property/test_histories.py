@@ -156,7 +156,7 @@ def test_histories_are_those_of_the_obvious_model(seed: int, length: int) -> Non
 
 BEGAN = {
     *("from_offset", "from_at", "duration_ms", "begun_offset", "begun_at", "asked_by", "reason"),
-    *("ready_offset", "ready_at", "pause_ms"),
+    *("ready_offset", "ready_at", "prepare_ms", "pause_ms"),
 }
 """The columns that tell of the time before."""
 

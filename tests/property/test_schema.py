@@ -196,7 +196,7 @@ def model_of(data: bytes, *, from_json: bool) -> object:
         return None
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(raw=nearly_records())
 def test_codec_and_schema_accept_the_same_and_give_the_same_values(raw: dict[str, object]) -> None:
     """Whatever is done to a valid record, both take it or neither, from bytes and from objects,

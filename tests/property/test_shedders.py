@@ -232,13 +232,13 @@ def check(snapshot: Snapshot, seed: int) -> None:
             assert figure is None or math.isfinite(figure)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(seed=SEEDS, faults_max=st.sampled_from([0, 3]))
 def test_a_plan_is_sane_whatever_is_reported(seed: int, faults_max: int) -> None:
     check(cluster_of(seed, faults_max=faults_max), seed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(seed=SEEDS)
 def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
     """As far as the reports go. At most `sources_max` pairs exchange bundles."""
@@ -249,7 +249,7 @@ def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
     assert len(pairs) <= EAGER.sources_max
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(seed=SEEDS)
 def test_as_pulsar_it_answers_whatever_it_is_asked(seed: int) -> None:
     """With `pulsar_exact` every snapshot has the same plan each time, and no broker gives to

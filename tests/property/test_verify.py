@@ -98,7 +98,7 @@ def test_a_channel_in_order_has_no_findings(seed: int) -> None:
     assert 0 < findings.agreements <= renewals
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, which=PLACES, place=PLACES, flip=FLIPS)
 def test_without_checksums_a_changed_byte_is_found_if_anything_depends_on_it(
     seed: int, which: float, place: float, flip: int
@@ -144,7 +144,7 @@ def test_with_checksums_every_changed_byte_of_a_record_is_found(
     assert finding.first - 1 == max(findings.folded_to, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 9), place=PLACES, flip=FLIPS)
 # The first byte of a page of the snapshot, which is missed before all pages are looked at.
 @example(seed=0, place=0.4, flip=1)

@@ -230,7 +230,7 @@ def test_the_leader_removes_controls_that_have_ended() -> None:
 
 def test_no_step_looks_at_bundles_that_no_broker_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be tens of thousands, for days. The first broker that serves them gets them."""
-    stage = play("program of a serves t/m", "brokers a", "namespace t/n with 4096 bundles by admin")
+    stage = play("program of a serves t/m", "brokers a", "namespace t/n with 64 bundles by admin")
     looked: list[str] = []
 
     def noted(view: View, bundle: str) -> bool:
@@ -238,7 +238,7 @@ def test_no_step_looks_at_bundles_that_no_broker_serves(monkeypatch: pytest.Monk
         return is_quarantined(view, bundle)
 
     monkeypatch.setattr(leading, "is_quarantined", noted)
-    for command in ("namespace t/m with 1 bundle by admin", "advance 10s", "lookup 00_001 at a"):
+    for command in ("namespace t/m with 1 bundle by admin", "advance 10s", "lookup 00_04 at a"):
         perform(stage, command)
     assert {full_name("t/m/00_ff")} == set(looked)
     perform(stage, "brokers b")

@@ -334,7 +334,7 @@ def test_a_client_that_expects_100_continue_may_send_its_body(running: Running) 
 
 
 @settings(
-    max_examples=400,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

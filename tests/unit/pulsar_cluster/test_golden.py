@@ -89,10 +89,10 @@ def test_the_recorded_load_is_a_trace_for_the_laboratory(archive: Path, tmp_path
     trace = tmp_path / "golden.parquet"
     made = json.loads(
         run(
-            "pulsar", "trace", str(trace), "--source", str(archive), "--every", "10", "--json"
+            "pulsar", "trace", str(trace), "--source", str(archive), "--every", "60", "--json"
         ).stdout
     )
-    assert made["steps"] > 10
+    assert made["steps"] > 3
     assert made["bundles"] >= 16
     told = json.loads(run("lab", "run", str(trace), "--policy", "TransferShedder", "--json").stdout)
     assert 0 <= told["unevenness"]

@@ -138,7 +138,7 @@ async def latency_s(program: Program) -> float:
     return loop.time() - began
 
 
-@pytest.fixture(params=[20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.fixture(params=[20, 50])
 def calls_per_second(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
