@@ -56,17 +56,6 @@ def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
     assert {"first"} == instance_ids_of_dead(tmp_path)
 
 
-def test_a_death_releases_the_directory_at_once(tmp_path: Path) -> None:
-    """With its instance id."""
-    with process(tmp_path, "first") as holder:
-        assert "holding" == word_of(holder)
-        holder.kill()
-        holder.wait(DEADLINE_SECONDS)
-        assert {"first"} == instance_ids_of_dead(tmp_path)
-        with DataDirectory(tmp_path) as directory:
-            assert {"first"} == directory.instance_ids
-
-
 def test_a_stopped_process_keeps_its_directory(tmp_path: Path) -> None:
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)

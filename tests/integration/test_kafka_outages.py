@@ -582,13 +582,7 @@ async def peers(
         yield workers
 
 
-LOSSES = (
-    Fall(name="killed", go=Node.kill, come_back=Node.start),
-    Fall(name="hanging", go=Node.suspend, come_back=Node.resume),
-)
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", FALLS, ids=lambda loss: loss.name)
 def test_the_partitions_leader_goes_away(
     tmp_path: Path, three_kafkas: OwnKafka, loss: Fall
 ) -> None:

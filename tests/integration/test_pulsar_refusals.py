@@ -5,14 +5,12 @@ retries for ever.
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import connections
 from tests.pulsar.programs import EVERYDAY, Language, command, require
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, brokers, with_brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, brokers
 
 # Building a program for the first time takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
@@ -56,32 +54,3 @@ async def test_a_client_of_a_persistent_topic_shows_the_topic_to_use(
         # Each request is refused once: the metadata, or for Go the lookup behind it.
         assert 1 == await member.metric("connections_accepted_total")
         assert 0 == await member.metric("topics")
-
-
-@with_brokers()
-async def test_a_tls_client_of_a_plain_port_gives_up_at_once(
-    running: Brokers, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If the port only closed the connection, it would try for 30 s."""
-    caplog.set_level(logging.INFO, connections.__name__)
-    (member,) = running.members
-    url = member.url.replace("pulsar://", "pulsar+ssl://")
-    code, printed = await ended(
-        *command(Language.PYTHON),
-        "produce",
-        "--url",
-        url,
-        "--topics",
-        TOPIC,
-        "--rate",
-        "1",
-        "--name",
-        "n",
-    )
-    assert (1, True) == (code, "Handshake failed" in printed and "ConnectError" in printed), printed
-    assert 1 == await member.metric("disconnections_total", reason="tls")
-    (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
-    assert ("tls", True) == (
-        line["reason"],
-        "use pulsar:// instead of pulsar+ssl://" in line["problem"],
-    )

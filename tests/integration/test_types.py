@@ -48,6 +48,7 @@ async def object_first(page: Page, name: str) -> int:
 Keyed("web/pages", Page, unsaved_ms="long")  # REFUSED
 Equipoise("memory:a", pages, cluster="a", lease_ms=3)
 Equipoise("memory:a", pages, cluster="a", leese_ms=3)  # REFUSED
+Equipoise("memory:a", pages, cluster="a", lease_ms="long")  # REFUSED
 Equipoise("memory:a", pages)  # REFUSED
 """
 

@@ -149,11 +149,3 @@ print("served")
         folder=tmp_path,
     )
     assert "in order" in output
-
-
-def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:
-    command = [str(installed / "equipoise"), "load-worker", "--log", "kafka://127.0.0.1:1/shop"]
-    run = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert (True, True) == (run.returncode > 0, "equipoise[" in run.stderr)

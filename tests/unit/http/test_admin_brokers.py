@@ -17,7 +17,6 @@ from tests.unit.http.cluster import (
     PATIENCE_MS,
     cluster,
     path_of,
-    post,
     started,
     until,
 )
@@ -194,36 +193,3 @@ async def test_a_cluster_has_the_addresses_of_its_brokers(tmp_path: Path) -> Non
         assert 204 == (await other.ask("POST", "/admin/v2/brokers/drain")).status
         await one.worker.reached(brokers.view.offset, timeout_ms=10_000)
         assert {"serviceUrl": one.url, "brokerServiceUrl": ""} == (await one.get(OURS)).json()
-
-
-async def test_an_unloaded_bundle_goes_to_another_failure_domain(tmp_path: Path) -> None:
-    """Two namespaces keep apart. Their brokers and a third one become one domain, so one of them
-    moves to the fourth broker.
-    """
-    async with cluster(tmp_path, brokers=4) as brokers:
-        one = brokers.brokers[0]
-        for name in ("acme/x", "acme/y"):
-            assert (
-                204
-                == (
-                    await one.put(f"/admin/v2/namespaces/{name}", {"bundles": {"numBundles": 1}})
-                ).status
-            )
-            assert (
-                204
-                == (await post(one, f"/admin/v2/namespaces/{name}/antiAffinity", "apart")).status
-            )
-        await brokers.settled()
-        (x,), (y,) = brokers.bundles("acme/x"), brokers.bundles("acme/y")
-        await brokers.give(x, brokers.brokers[0])
-        await brokers.give(y, brokers.brokers[1])
-        fourth = brokers.brokers[3]
-        # By the number of bundles alone, the third one would get it.
-        for bundle in brokers.bundles():
-            await brokers.give(bundle, fourth)
-        await brokers.settled()
-        rack = [broker.id for broker in brokers.brokers if broker is not fourth]
-        assert 204 == (await post(one, f"{OURS}/failureDomains/rack", {"brokers": rack})).status
-        await brokers.settled()
-        assert 204 == (await one.put(f"/admin/v2/namespaces/{y}/unload")).status
-        assert brokers.owner_of(y) is fourth

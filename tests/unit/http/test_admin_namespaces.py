@@ -109,7 +109,6 @@ async def test_operations_beyond_the_bound_are_answered_503(
 
 
 TENANTS = "/admin/v2/tenants"
-IN_THIS_CLUSTER = {"adminRoles": [], "allowedClusters": ["equipoise"]}
 
 
 async def test_a_refusal_repeats_no_long_text(tmp_path: Path) -> None:
@@ -123,14 +122,6 @@ async def test_a_refusal_repeats_no_long_text(tmp_path: Path) -> None:
             answer = await broker.put(f"{TENANTS}/new", body)
             assert (412, True) == (answer.status, len(answer.reason) < 300)
         assert {} == brokers.view.policies
-
-
-async def test_a_tenant_is_created_once_if_both_brokers_are_asked_at_once(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        answers = await asyncio.gather(
-            *(broker.put(f"{TENANTS}/new", IN_THIS_CLUSTER) for broker in brokers.brokers)
-        )
-        assert [204, 409] == sorted(answer.status for answer in answers)
 
 
 async def set_quota(broker: Broker, name: str, value: int) -> None:

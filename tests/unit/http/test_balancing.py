@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.decision_log import DecisionLog
 from tests.decisions import AT_MS, idle, shed
@@ -58,24 +56,6 @@ async def test_each_setting_is_shown_with_its_origin(tmp_path: Path) -> None:
             "changed_by": "admin:anonymous at 127.0.0.1",
             "problems": [],
         } == about
-
-
-async def test_concurrent_changes_of_different_settings_all_succeed(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        names = [name for name, setting in SETTINGS.items() if setting.kind is bool][:RACES_MAX]
-        asked = [
-            patch(brokers.brokers[number % 2], {"changes": {name: True}})
-            for number, name in enumerate(names)
-        ]
-        for name, answer in zip(names, await asyncio.gather(*asked), strict=True):
-            assert (200, [name]) == (
-                answer.status,
-                list(cast("dict[str, dict[str, object]]", answer.json())["changes"]),
-            )
-        document = brokers.view.policies["balancing/settings"].document
-        assert dict.fromkeys(names, True) == {
-            name: value for name, value in document.items() if name in SETTINGS
-        }
 
 
 async def test_what_is_in_force_is_shown_by_pulsars_keys_and_by_our_names(tmp_path: Path) -> None:

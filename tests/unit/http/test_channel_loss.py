@@ -117,33 +117,6 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
-@with_losing_cluster()
-async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(
-    brokers: LosingCluster,
-) -> None:
-    keys = [f"key-{number}" for number in range(20)]
-
-    def good(namespace: str) -> int:
-        return sum(
-            broker.worker.ownership(namespace, key) is not None
-            for broker in brokers.brokers
-            for key in keys
-        )
-
-    tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
-    incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
-    await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
-    brokers.log.go()
-    await until(lambda: all(map(is_fenced, brokers.brokers)))
-    assert [0, 20] == [good(NAMESPACE), good(SERVING)]
-    brokers.log.come_back()
-    await until(lambda: not any(map(is_fenced, brokers.brokers)))
-    assert [20, 20] == [good(NAMESPACE), good(SERVING)]
-    await brokers.settled()
-    assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
-    assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
-
-
 def has_outlasted(broker: Broker) -> bool:
     """Return whether its lease is over, and it serves by assurances."""
     lease, now = broker.worker.agent.lease, broker.worker.clock.now()
@@ -220,33 +193,6 @@ async def test_without_a_lease_lookups_are_held_or_answered_by_policy(
         for namespace in (SERVING, NAMESPACE):
             answer = await broker.get(lookup(namespace))
             assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
-
-
-@with_losing_cluster(lease_ms=6000)
-async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(
-    brokers: LosingCluster,
-) -> None:
-    before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
-    brokers.log.go()
-    await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
-    for broker, body in zip(brokers.brokers, before, strict=True):
-        for _ in range(2):
-            answer = await broker.get(lookup(NAMESPACE))
-            assert (200, body) == (answer.status, answer.body)
-            assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
-        documents = (await broker.get("/v1/brokers")).json()
-        assert isinstance(documents, list)
-        assert [False, False] == [document["suspect"] for document in documents]
-
-
-@with_losing_cluster(lookup_ms=PATIENCE_MS)
-async def test_a_held_lookup_is_answered_once_the_channel_is_back(brokers: LosingCluster) -> None:
-    brokers.log.go()
-    await until(lambda: all(map(is_fenced, brokers.brokers)))
-    asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
-    await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
-    brokers.log.come_back()
-    assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
 def is_out_of_touch(broker: Broker) -> bool:

@@ -59,23 +59,6 @@ async def test_every_broker_returns_the_addresses_of_the_owner(brokers: Cluster)
     assert len(topics) == metric(brokers.brokers[0], "answered")
 
 
-@with_cluster(bundles=1)
-async def test_lookups_are_held_until_the_bundle_is_served(brokers: Cluster) -> None:
-    (broker,), (bundle,) = brokers.brokers, brokers.bundles()
-    broker.service.taking.clear()
-    assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-    asked = [asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)]
-    await until(
-        lambda: (
-            broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning"
-        )
-    )
-    assert not any(task.done() for task in asked)
-    broker.service.taking.set()
-    assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
-    assert 50 == metric(broker, "held")
-
-
 @with_cluster(bundles=1, lookup_ms=200)
 async def test_a_held_lookup_ends_with_503_at_its_deadline(brokers: Cluster) -> None:
     (broker,), (bundle,) = brokers.brokers, brokers.bundles()

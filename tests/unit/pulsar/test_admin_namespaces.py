@@ -14,7 +14,6 @@ from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
     PATIENCE_MS,
-    TOPIC,
     Brokers,
     brokers,
     with_brokers,
@@ -65,30 +64,6 @@ async def test_a_namespace_of_a_broker_without_pulsars_service_is_deleted_withou
         await running.settled()
         assert without.agent.incarnation == running.view.bundles[running.bundle_of()].server
         assert (204, "") == await member.ask("DELETE", BASE)
-
-
-@with_brokers(count=2)
-async def test_the_bundle_with_the_most_topics_is_split(running: Brokers) -> None:
-    status, answer = await running.members[0].ask("PUT", f"{BASE}/LARGEST/split?unload=false")
-    assert (412, True) == (status, "name the range" in str(answer))
-    bundle = running.bundle_of()
-    names = [f"{TOPIC}{number}" for number in range(200)]
-    inside = [name for name in names if running.bundle_of(name) == bundle][:2]
-    outside = next(name for name in names if running.bundle_of(name) != bundle)
-    clients = [await running.owner_of(name).client() for name in (*inside, outside)]
-    for number, (client, name) in enumerate(zip(clients, (*inside, outside), strict=True)):
-        await client.producer(number, name)
-    assert (
-        204
-        == (
-            await running.other_than(running.owner_of()).ask(
-                "PUT", f"{BASE}/LARGEST/split?unload=false"
-            )
-        )[0]
-    )
-    await running.settled()
-    assert bundle not in running.view.bundles
-    assert 5 == len(running.view.bundles_of(NAMESPACE))
 
 
 @with_brokers(count=2)

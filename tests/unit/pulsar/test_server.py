@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.requests import CreateNamespace
-from equipoise.brokers.pulsar import connections as module
 from equipoise.brokers.pulsar.connections import Pool
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.settings import Settings
@@ -98,21 +97,6 @@ async def test_every_metric_is_documented_and_exported_from_the_start(tmp_path: 
             in text
         ]
         assert [violation.value for violation in Violation] == reasons
-
-
-async def test_a_disconnection_is_logged_with_its_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, module.__name__)
-
-    async with brokers(tmp_path) as running:
-        await breach(running.members[0])
-    (line,) = [record for record in caplog.records if record.name == module.__name__]
-    assert ("disconnected a Pulsar client", "unexpected_command") == (
-        line.message,
-        line.__dict__["reason"],
-    )
-    assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
 async def test_log_lines_about_refused_clients_are_bounded(

@@ -18,44 +18,6 @@ from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers
 
 
 @with_brokers(bundles=1)
-async def test_splits_and_merges_redirect_no_client(running: Brokers) -> None:
-    """Every message arrives, with its receipt."""
-    (member,) = running.members
-    client = await member.client()
-    await client.consumer(1)
-    await client.producer(1)
-    sent = 0
-
-    async def exchange() -> None:
-        nonlocal sent
-        client.publish(1, sent, str(sent))
-        assert str(sent) == (await client.receive_message())[2]
-        await client.receipt(1, sent)
-        sent += 1
-
-    await exchange()
-    for _ in range(3):
-        whole = running.bundle_of()
-        intent = SplitBundle(bundle=whole, algorithm="range_equally_divide", reason="a test")
-        await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-        client.publish(1, sent, "meanwhile")
-        await running.settled()
-        assert "meanwhile" == (await client.receive_message())[2]
-        await client.receipt(1, sent)
-        sent += 1
-        await exchange()
-        left = running.view.bundles_of(NAMESPACE)[0].name
-        await member.worker.request(
-            MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS
-        )
-        await running.settled()
-        await exchange()
-    assert 1 == len(running.view.bundles_of(NAMESPACE))
-    assert [] == client.names()
-    assert 0 == await member.metric("receipts_withheld_total")
-
-
-@with_brokers(bundles=1)
 async def test_a_split_by_load_applies_the_settings_in_force(running: Brokers) -> None:
     """A bundle of 800 messages/s exceeds a limit of 500, but not by a margin of 100 %."""
     (member,) = running.members

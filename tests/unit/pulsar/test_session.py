@@ -14,10 +14,6 @@ import pytest
 from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
-from tests.pulsar.pulsar_speech import (
-    close_consumer,
-    close_producer,
-)
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
     Brokers,
@@ -92,22 +88,6 @@ async def test_an_http_client_is_answered_with_the_http_address(
     )
 
 
-@with_brokers()
-async def test_a_creation_may_be_cancelled(running: Brokers) -> None:
-    """The id can be used again."""
-    (member,) = running.members
-    client = await member.client()
-    first = client.ask_producer(1)
-    client.write(close_producer(1, 900))
-    client.ask_consumer(1)
-    client.write(close_consumer(1, 901))
-    name = await client.producer(1, name="mine")
-    assert "mine" == name
-    assert ["SUCCESS", "SUCCESS"] == client.names(), "the closings, and not the first opening"
-    assert first not in [command.success.request_id for command, _ in client.inbox]
-    assert (1, 0) == (await member.metric("producers"), await member.metric("consumers"))
-
-
 @with_brokers(settings=Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024))
 async def test_a_slow_consumer_loses_messages(running: Brokers) -> None:
     """They are dropped and counted. It gets the later ones, and other consumers get all."""
@@ -134,21 +114,6 @@ async def test_a_slow_consumer_loses_messages(running: Brokers) -> None:
         texts.append((await slow.receive_message())[2])
     numbers = [int(text) for text in texts if text != "the end"]
     assert sorted(numbers) == numbers
-
-
-@with_brokers(settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 150})
-async def test_a_client_that_answers_no_ping_is_disconnected(running: Brokers) -> None:
-    """A client that only answers PINGs stays."""
-    (member,) = running.members
-    silent, alive = await member.client(), await member.client()
-    silent.answers_pings = False
-    await silent.producer(1)
-    await alive.producer(2)
-    await silent.closed()
-    assert "PING" in silent.names()
-    assert 1 == await member.metric("disconnections_total", reason="no_answer")
-    await metric_becomes(member, "producers", 1)
-    assert not alive.is_closed
 
 
 @with_brokers()
@@ -206,12 +171,3 @@ async def test_a_bug_costs_one_connection(
             await client.closed()
         await neighbour_is_served(member)
     assert "a request of a Pulsar client failed" in caplog.text
-
-
-async def test_a_broker_that_stops_redirects_its_clients(tmp_path: Path) -> None:
-    async with brokers(tmp_path) as running:
-        client = await running.members[0].client()
-        await client.producer(1)
-        await client.consumer(1)
-    await client.closed()
-    assert {"CLOSE_PRODUCER", "CLOSE_CONSUMER"} <= set(client.names())

@@ -17,11 +17,10 @@ from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire import replies
-from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
-from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
+from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.brokers.runtime.worker import Lookups
-from tests.pulsar.pulsar_speech import frame_of, ping, producer
+from tests.pulsar.pulsar_speech import frame_of
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import (
@@ -132,30 +131,6 @@ async def test_the_client_with_the_oldest_unfinished_frame_makes_room(tmp_path: 
         await slow.closed()
         assert 1 == await member.metric("disconnections_total", reason="no_room")
         assert (False, False) == (other.is_closed, last.is_closed)
-
-
-async def test_the_requests_of_one_client_per_turn_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All are answered in the end."""
-    turns = list[int]()
-    receive = Connection.receive
-
-    def counting(connection: Connection, data: bytes, now_ms: int) -> list[Request]:
-        requests = receive(connection, data, now_ms)
-        turns.append(len(requests))
-        return requests
-
-    monkeypatch.setattr(Connection, "receive", counting)
-
-    async with brokers(tmp_path) as running:
-        (member,) = running.members
-        client = await member.client()
-        client.write(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
-        await client.receive(T.PONG)
-        for _ in range(500):
-            await client.receive(T.PRODUCER_SUCCESS)
-    assert 64 == max(turns)
 
 
 async def test_topic_lists_are_sent_one_at_a_time(

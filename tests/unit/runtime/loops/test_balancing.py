@@ -16,8 +16,6 @@ import pytest
 from equipoise.brokers.agent.requests import Cancel, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
-from equipoise.brokers.balancing.planning import OF_POLICIES
-from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
@@ -25,9 +23,8 @@ from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.shedder.loads import Load
 from equipoise.shedder.plan import Budget, Move, Plan, Predicted
 from equipoise.shedder.policy import Policy
-from equipoise.shedder.scheduler import RETURNS
 from equipoise.shedder.snapshot import Snapshot
-from tests.unit.http.cluster import Cluster, cluster, started, until
+from tests.unit.http.cluster import Cluster, cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -221,55 +218,6 @@ async def test_a_waiting_move_that_is_not_wanted_any_more_is_dropped(
         assert leader is stage.cluster.owner_of(second)
 
 
-async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_path: Path) -> None:
-    """Each pause is one decision, with the operator's reason, however many rounds it lasts."""
-    async with balanced(tmp_path, brokers=2) as stage:
-        leader, other = stage.cluster.brokers
-        until_ms = leader.worker.clock.now().wall_ms + 3_600_000
-        pause = SetClusterPolicy(
-            policy=PAUSE_KEY, document=control_document("upgrade", until_ms=until_ms)
-        )
-        await leader.worker.request(pause, timeout_ms=20_000)
-        bundle = stage.held_by(0)[0]
-        stage.policy.moves = [
-            Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")
-        ]
-        stage.begin()
-        await until(lambda: bool(stage.decisions))
-        longer = SetClusterPolicy(
-            policy=PAUSE_KEY, document=control_document("its rest", until_ms=until_ms)
-        )
-        await leader.worker.request(longer, timeout_ms=20_000)
-        await until(lambda: len(stage.decisions) > 1)
-        reasons = [decision.reason for decision in stage.decisions]
-        assert (["balancing is paused: upgrade", "balancing is paused: its rest"], leader) == (
-            reasons,
-            stage.cluster.owner_of(bundle),
-        )
-        await leader.worker.request(
-            SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000
-        )
-        await until(lambda: stage.cluster.owner_of(bundle) is other)
-
-
-async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:
-    """The decision names the policy as the reason."""
-    async with balanced(tmp_path, brokers=2) as stage:
-        leader, other = stage.cluster.brokers
-        bundle = stage.held_by(0)[0]
-        namespace, _, range_ = bundle.rpartition("/")
-        stage.begin()
-        pin = SetClusterPolicy(
-            policy="pin/one",
-            document={"namespace": namespace, "range": range_, "brokers.0": other.id},
-        )
-        await leader.worker.request(pin, timeout_ms=20_000)
-        await until(lambda: stage.cluster.owner_of(bundle) is other)
-        (decision,) = [decision for decision in stage.decisions if decision.strategy == OF_POLICIES]
-        assert [bundle] == [move.bundle for move in decision.plan.moves]
-        assert "pin/one" in decision.plan.moves[0].reason
-
-
 def resting_in(snapshot: Snapshot) -> set[str]:
     """Return the bundles that a policy sees as moved lately."""
     return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.rests}
@@ -361,33 +309,6 @@ async def test_a_shedder_learns_what_happened_while_another_was_in_force(tmp_pat
             since.stopped,
             memory,
         )
-
-
-async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path: Path) -> None:
-    """The next regular round is an hour away."""
-    async with balanced(
-        tmp_path, brokers=1, rounds=replace(ROUNDS, shed_interval_ms=3_600_000)
-    ) as stage:
-        stage.begin()
-        await asyncio.sleep(0)
-        (leader,) = stage.cluster.brokers
-        async with started(tmp_path, leader.worker.config.log_url, {}) as late:
-            await until(lambda: late.id in stage.cluster.view.brokers)
-            joined_ms = stage.cluster.view.brokers[late.id].joined.timestamp_ms
-            assert [] == stage.decisions
-            stage.bus.publish(Load(broker=late.id, at_ms=joined_ms))
-            await until(lambda: bool(stage.decisions))
-
-
-async def test_a_broker_that_replaces_another_takes_no_part_at_first(tmp_path: Path) -> None:
-    async with balanced(tmp_path, brokers=3) as stage:
-        stage.begin()
-        leader, _, other = stage.cluster.brokers
-        await other.worker.stop()
-        async with started(tmp_path, leader.worker.config.log_url, {}) as late:
-            await until(lambda: any(late.id in seen.live for seen in stage.policy.seen[-1:]))
-            assert {late.id: RETURNS} == stage.policy.seen[-1].apart
-            await until(lambda: {} == stage.policy.seen[-1].apart)
 
 
 async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) -> None:

@@ -216,19 +216,6 @@ async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:
             await until(lambda: len(bus.samples) > before + 2)
 
 
-async def test_a_shorter_interval_takes_effect_soon(tmp_path: Path) -> None:
-    """Even if the present interval is an hour."""
-    async with cluster(tmp_path, balance_interval_ms=20) as brokers:
-        bus, rules_now = Bus("hours"), [replace(OFTEN, sample_interval_ms=3_600_000)]
-        async with reporting(
-            brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])
-        ) as reporter:
-            await until(lambda: bool(reporter.bundles))
-            assert [] == bus.samples
-            rules_now[0] = OFTEN
-            await until(lambda: bool(bus.samples))
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines of the reporter."""
     return [
