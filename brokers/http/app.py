@@ -22,8 +22,7 @@ from equipoise.brokers.http.connections import Connections
 from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
-from equipoise.brokers.http.page.files import PageFiles
-from equipoise.brokers.http.page.live import LiveOverview
+from equipoise.brokers.http.page.live import LiveOverview, page_routes
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.http.rights import authorized
 from equipoise.brokers.runtime.listening import listen
@@ -59,8 +58,7 @@ def make_app(
                 *lookup.routes(),
                 *Handovers(worker).routes(),
                 *Health(worker).routes(),
-                *PageFiles().routes(),
-                *overview.routes(),
+                *page_routes(worker, overview),
             )
         ]
     )

@@ -22,6 +22,7 @@ from equipoise.brokers.http.answers import error_answer, problem_answer
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.lookup import topic_in
 from equipoise.brokers.http.page.files import PAGE_PATHS
+from equipoise.brokers.http.page.plans import PLAN_PATH
 from equipoise.brokers.runtime.assuring import ASSURANCE_PATH
 from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker
@@ -81,6 +82,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("POST", "/admin/v2/brokers/drain", OPERATE),
     ("POST", "/admin/v2/brokers/undrain", OPERATE),
     ("POST", OPENED_PATH, OPERATE),
+    ("POST", PLAN_PATH, OPERATE),
     ("POST DELETE", f"{CONTROLS_PATH}/**", OPERATE),
     # What brokers ask each other. It holds the state of services.
     (_READS, "/v1/handover/**", ADMINISTER),
@@ -94,6 +96,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     (_READS, "/metrics", READ),
     (_READS, "/v1/brokers", READ),
     (_READS, "/v1/overview", READ),
+    (_READS, PLAN_PATH, READ),
     (_READS, "/admin/**", READ),
     (_ALL, "/admin/**", ADMINISTER),
 )

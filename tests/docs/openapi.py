@@ -24,7 +24,9 @@ from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, tex
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.http.page.files import PageFiles
+from equipoise.brokers.http.page.history import History
 from equipoise.brokers.http.page.live import LiveOverview
+from equipoise.brokers.http.page.plans import Plans
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
@@ -62,6 +64,8 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Health": Health,
     "Page": PageFiles,
     "Overview": LiveOverview,
+    "History": History,
+    "Plans": Plans,
 }
 """Each group of paths, with the class that serves it."""
 

@@ -22,10 +22,13 @@ from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import integer_of, parameter_of
 from equipoise.brokers.http.caller import identity_of, requester_of
 from equipoise.brokers.http.events import EVENTS, HEARTBEAT, HEARTBEAT_MS, Write, event, streamed
+from equipoise.brokers.http.page.files import PageFiles
+from equipoise.brokers.http.page.history import History
 from equipoise.brokers.http.page.overview import INTERVAL_NS, Overview
+from equipoise.brokers.http.page.plans import Plans
 from equipoise.brokers.http.page.sections import Rows, Sections, changes
 from equipoise.brokers.http.page.weighing import Budget
-from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.http.readiness import reading, ready_view
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.rights import OPERATE, Place
 from equipoise.channel.core.errors import Overloaded
@@ -141,6 +144,16 @@ class LiveOverview:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._closing.wait()
+
+
+def page_routes(worker: Worker, overview: LiveOverview) -> Sequence[web.RouteDef]:
+    """Return the routes of the page: its files, what it follows, and what it asks for."""
+    return (
+        *PageFiles().routes(),
+        *overview.routes(),
+        *History(worker).routes(),
+        *(reading(worker, route) for route in Plans(worker).routes()),
+    )
 
 
 def _focus_in(request: web.Request) -> Focus | None:

@@ -268,7 +268,7 @@ class Overview:
 
     def _folded(self, folded: Folded) -> None:
         now = self._worker.clock.now()
-        row = asked_row(folded, self._worker.view, at_ms=now.wall_ms)
+        row = asked_row(folded, self._worker.view)
         if row is not None:
             self._asked.append((f"{folded.offset:012}", row))
         for move in self._moves.folded(folded, self._worker.clock.boot_ns()):

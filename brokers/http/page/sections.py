@@ -134,15 +134,21 @@ def moved_row(move: ObservedMove, view: View, *, at_ms: int) -> Rows:
     }
 
 
-def asked_row(folded: Folded, view: View, *, at_ms: int) -> Rows | None:
+def asked_row(folded: Folded, view: View) -> Rows | None:
     """Return the row of a record that a person asked for; None for others."""
     record = folded.record
     if isinstance(record, Unreadable) or not record.requester.startswith(ADMIN_PREFIX):
         return None
+    return record_row(folded, describe(folded, view, Names(view)))
+
+
+def record_row(folded: Folded, lines: Sequence[str]) -> Rows:
+    """Return the row of a record, with what `story` says about it."""
+    record = folded.record
     return {
-        "at_ms": at_ms,
+        "at_ms": 0 if isinstance(record, Unreadable) else record.timestamp_ms,
         "refused": not folded.verdict.accepted,
-        "lines": [line[:_LINE_CHARACTERS_MAX] for line in describe(folded, view, Names(view))],
+        "lines": [line[:_LINE_CHARACTERS_MAX] for line in lines[:_LINES_MAX]],
     }
 
 

@@ -16,7 +16,9 @@ from equipoise.brokers.http.page.files import _contents
 from equipoise.brokers.http.page.sections import changes, rounded
 from equipoise.brokers.http.page.strips import SHADE_MAX, Strip, Weighed, shade_of
 from equipoise.brokers.http.page.weighing import SHARE, Budget
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.shedder.loads import BundleTraffic, Load
 from tests.unit.http.cluster import (
     NAMESPACE,
     Broker,
@@ -208,3 +210,56 @@ def test_the_page_is_small_and_its_library_as_it_was_fetched() -> None:
     assert "http" not in page, "it loads nothing from elsewhere"
     assert "<style" not in page
     assert "style=" not in page
+
+
+@with_cluster(brokers=2)
+async def test_the_history_of_a_bundle_has_its_records_and_its_load(cluster: Cluster) -> None:
+    """Also of one that was split meanwhile."""
+    bundle, owner, other = cluster.first()
+    await cluster.give(bundle, other)
+    await cluster.settled()
+    costs = {bundle: 0.25, cluster.bundles()[1]: 0.5}
+    traffic = tuple(BundleTraffic(bundle=name, cost=cost) for name, cost in costs.items())
+    now_ms = other.worker.clock.now().wall_ms
+    bus = LoadBus(other.worker.config.log_url)
+    bus.publish(Load(broker=other.id, at_ms=now_ms, bundles=traffic, bundle_count=2, cost=0.75))
+    split = await other.ask("PUT", f"/admin/v2/namespaces/{bundle}/split")
+    found: Any = (await owner.get(f"/v1/bundle/{bundle}/history")).json()
+    lines = [row["lines"][0].split("  ")[0] for row in found["records"]]
+    assert (204, "create", "handover", "split") == (split.status, lines[0], lines[-3], lines[-1])
+    assert (0, 0, 2) == (found["known_from"], found["left_out"], len(found["ending"]))
+    assert [(other.id, 0.25)] == [(broker, cost) for _, broker, cost in found["loads"]]
+    assert (412, "InvalidName") == told(await owner.get("/v1/bundle/acme/shop/x/history"))
+
+
+@with_cluster(brokers=2)
+async def test_a_plan_is_carried_out_as_it_was_shown_or_not_at_all(cluster: Cluster) -> None:
+    """With a reason in each answer, and batch by batch."""
+    owner, other = cluster.first()[1:]
+    bundles = cluster.bundles()
+    for bundle in bundles:
+        if cluster.owner_of(bundle) is not owner:
+            await cluster.give(bundle, owner)
+    await cluster.settled()
+    bus, now_ms = LoadBus(owner.worker.config.log_url), owner.worker.clock.now().wall_ms
+    costs = tuple(BundleTraffic(bundle=name, cost=0.1) for name in bundles)
+    bus.publish(
+        Load(broker=owner.id, at_ms=now_ms, bundles=costs, bundle_count=len(costs), cost=0.4)
+    )
+    bus.publish(Load(broker=other.id, at_ms=now_ms))
+    plan: Any = (await other.get("/v1/plan")).json()
+    assert [(owner.id, other.id)] * len(plan["moves"]) == [
+        (each["from"], each["to"]) for each in plan["moves"]
+    ]
+    left = [each["bundle"] for each in plan["moves"]]
+    assert 0 < len(left) < len(bundles)
+    body = {"text": plan["text"], "left": left}
+    assert (400, "InvalidRequest") == told(
+        await post(other, "/v1/plan", {**body, "text": plan["text"].replace("0", "1", 1)})
+    )
+    while left:
+        made: Any = (await post(other, "/v1/plan", {**body, "left": left})).json()
+        assert all(each["arrived"] for each in made)
+        left = [each for each in left if each not in {one["bundle"] for one in made}]
+    assert [] == (await post(other, "/v1/plan", {**body, "left": []})).json()
+    assert (409, "stale") == told(await post(other, "/v1/plan", body))

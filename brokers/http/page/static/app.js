@@ -5,6 +5,7 @@ import { Ask, Operator } from "./actions.js";
 import { Bundle } from "./bundle.js";
 import { Asked, Brokers, Decisions, Hot, Moves, Namespaces, Problems } from "./cluster.js";
 import { Namespace } from "./namespace.js";
+import { Plan } from "./plan.js";
 import { HASH_END } from "./strip.js";
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact-htm.js";
 import { duration, number } from "./words.js";
@@ -26,6 +27,7 @@ function viewIn(hash) {
   if (kind === "bundle" && ends && ends[0] < ends[1]) {
     return { kind, name: `${tenant}/${namespace}/${range}`, namespace: `${tenant}/${namespace}`, low: ends[0], high: ends[1] };
   }
+  if (kind === "plan") return { kind };
   if (kind !== "namespace" || !namespace) return { kind: "cluster" };
   const asked = new URLSearchParams(query);
   const bounded = (name, otherwise) => {
@@ -117,6 +119,7 @@ function Header({ cluster, link }) {
   const words = { live: "live", lost: "not live", connecting: "connecting" }[link.is];
   return html`<header><h1><a href="#/">Equipoise</a> ${cluster && html`<span>${cluster.name}</span>`}</h1>
     <p class=${`link ${link.is}`} role="status">${words}</p>
+    <nav><a href="#/">Cluster</a> <a href="#/plan">Plan</a></nav>
     ${cluster && html`<p class="soft">leader ${cluster.leader ?? "none"} · ${number(cluster.bundles)} bundles in ${number(cluster.namespaces)} namespaces ·
       policy ${cluster.policy} · offset ${number(cluster.offset)} · answered by ${cluster.answers}</p>`}</header>`;
 }
@@ -146,6 +149,7 @@ function Page() {
     if (link.status === 403) return html`<section><h2>Not allowed</h2><p class="empty">${link.sentence}</p></section>`;
     if (!sections) return link.is === "lost" ? null : html`<p class="empty">Reading the cluster.</p>`;
     if (view.kind === "namespace") return html`<${Namespace} ...${view} sections=${sections} />`;
+    if (view.kind === "plan") return html`<${Plan} sections=${sections} />`;
     if (view.kind === "bundle") return html`<${Bundle} ...${view} sections=${sections} />`;
     return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} />
       <${Brokers} brokers=${sections.brokers ?? {}} />

@@ -2,6 +2,7 @@
 
 import { Act, bundleIn } from "./actions.js";
 import { Swatch, namesOf, namespaceOf, stripLabel, toBundle, toNamespace } from "./cluster.js";
+import { Past } from "./past.js";
 import { Strip } from "./strip.js";
 import { html } from "./vendor/preact-htm.js";
 import { hex, number, percent } from "./words.js";
@@ -29,7 +30,8 @@ export function Bundle({ name, low, high, sections }) {
   if (!bundle) {
     const others = Object.keys(rows).filter(Boolean).sort();
     return html`<section>${head}<p class="empty">There is no such bundle now: it was split or merged. ${others.length > 0 && "These are there:"}
-      ${others.map((each) => html` <a key=${each} href=${toBundle(each)}>${each}</a>`)}</p></section>`;
+      ${others.map((each) => html` <a key=${each} href=${toBundle(each)}>${each}</a>`)}</p>
+      <${Past} key=${name} name=${name} changed="" brokers=${brokers} /></section>`;
   }
   return html`<section aria-labelledby="bundle">${head}
     ${whole && html`<${Strip} encoded=${whole.strip} names=${namesOf(brokers)} label=${stripLabel(namespace, whole)} />
@@ -45,5 +47,6 @@ export function Bundle({ name, low, high, sections }) {
     <p class="zoom">${quarantine && html`<${Act} of="release" on=${name} />`}
       ${bundle.phase === "owned" && ["transfer", "unload", "split", "merge"].map((of) => html`<${Act} key=${of} of=${of} on=${name} />`)}
       ${["transferring", "splitting"].includes(bundle.phase) && html`<${Act} of="cancel" on=${name} />`}</p>
+    <${Past} key=${name} name=${name} changed=${`${bundle.phase} ${bundle.token}`} brokers=${brokers} />
   </section>`;
 }
