@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equipoise.channel.core.errors import CompactedSnapshotDamaged
-from equipoise.spark_jobs.rules.memory import StateRow
+from equipoise.spark_jobs.rules.memory import StateRow, put_rows
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source, Table
 from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
-from equipoise.spark_jobs.sources.beginnings import beginning_at
+from equipoise.spark_jobs.sources.beginnings import beginning_at, lost
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
-from equipoise.spark_jobs.streams.losses import lost
 from equipoise.spark_jobs.tables.arrow import emitted_table
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.schema import ARCHIVED, SCHEMAS
@@ -63,6 +62,7 @@ class Archiving:
         self._rows: dict[str, bytes] = {}
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
+        self._is_elsewhere = False
         self._fed = 0
         self._saved_s = time.monotonic()
         found = writer.state()
@@ -99,7 +99,8 @@ class Archiving:
     @property
     def state(self) -> dict[str, bytes]:
         """All rows of the sequence's state."""
-        _put(self._rows, self._sequence.changed_rows())
+        if not self._is_elsewhere:
+            put_rows(self._rows, self._sequence.changed_rows())
         return self._rows
 
     def take(self, arrivals: Iterable[Arrival]) -> pa.Table:
@@ -113,12 +114,24 @@ class Archiving:
             rows = emitted_table(list(self._sequence.feed(arrivals)))
         finally:
             gc.enable()
-        self._fed += pc.sum(pc.equal(rows["table"], str(Table.RECORDS))).as_py() or 0
-        self._pending.append(rows)
-        self._pending_bytes += rows.nbytes
+        self._add(rows)
         if self._pending_bytes >= WRITE_BYTES:
             self.write()
         return rows
+
+    def adopt(self, rows: pa.Table, changed: Iterable[StateRow]) -> None:
+        """Write rows that were folded elsewhere, from `state` on, and take over the rows of state
+        that have changed there. Raises as `write`.
+        """
+        self._is_elsewhere = True
+        self._add(rows)
+        self.write()
+        put_rows(self._rows, changed)  # Now, because a state ahead of the tables is of no use.
+
+    def _add(self, rows: pa.Table) -> None:
+        self._fed += pc.sum(pc.equal(rows["table"], str(Table.RECORDS))).as_py() or 0
+        self._pending.append(rows)
+        self._pending_bytes += rows.nbytes
 
     def write(self) -> None:
         """Write the rows that wait, and the state if it is time. Raises as `take`."""
@@ -171,11 +184,3 @@ class Archiving:
 
 
 _CHANNEL: Final = Source.CHANNEL.value
-
-
-def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
-    for key, data in changed:
-        if data is None:
-            rows.pop(key, None)
-        else:
-            rows[key] = data

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.channel.core.errors import EquipoiseError
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table, finding_row
@@ -78,41 +78,15 @@ def kept_findings(archive: str | Path, note: Callable[[str], None]) -> int:
         return 0
 
 
-PLAIN_STATE: Final = "audit.state"
-SPARK_STATE: Final = ".checkpoints/audit"
-"""Where each host of the audit keeps its state in an archive."""
-
-_HOSTS: Final = {
-    "equipoise audit": (PLAIN_STATE, PLAIN_STATE),
-    # Spark writes the offsets of the first batch before it begins.
-    "equipoise spark audit": (SPARK_STATE, f"{SPARK_STATE}/offsets"),
-}
-
-
 @contextmanager
-def open_findings(
-    archive: str | Path, *, state: str, log: str, url: str
-) -> Iterator[FindingsTable]:
-    """Open the table of an archive for the host that keeps its state in `state`. From then on
-    `reach_in` knows how far its audit has come.
+def open_findings(archive: str | Path, *, log: str, url: str) -> Iterator[FindingsTable]:
+    """Open the table of an archive. From then on `reach_in` knows how far its audit has come.
 
-    Raises as `locked`, `reach_in` and `Reach.keep`, and `OperatorError` if the other host has a
-    state: findings would be missing between the two.
+    Raises as `locked`, `reach_in` and `Reach.keep`.
     """
     folder, table = folder_of(archive), FindingsTable(archive, log=log, url=url)
     with ExitStack() as stack:
         if folder is not None:
             stack.callback(os.close, locked(folder, "audit"))
-            _check_host(folder, state)
         table.keep(reach_in(archive, log=log) or Reach(audited=0, end=0))
         yield table
-
-
-def _check_host(folder: Path, state: str) -> None:
-    for command, (kept, sign) in _HOSTS.items():
-        if kept != state and (folder / sign).exists():
-            raise OperatorError(
-                f"the archive {folder} is audited by `{command}`, whose state is in"
-                f" {folder / kept}; continue with that command, or name another folder with"
-                " --archive"
-            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol, Self
@@ -300,9 +300,30 @@ WAIT_MS: Final = 500
 AWAY_S_MAX: Final = 900
 """How long a process waits for its log: longer than Kafka takes to restart."""
 
-_RETRY_S: Final = 0.5
+RETRY_S: Final = 0.5
 _AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, SideLogUnavailable)
 """What passes once the log is back. A caller error: no log is there (yet)."""
+
+
+class Patience:
+    """Waits while somebody is away. `note` gets a line for each failure."""
+
+    def __init__(self, note: Callable[[str], None] = lambda _: None) -> None:
+        self._note = note
+        self._since_s: float | None = None
+
+    def failed(self, what: str, error: EquipoiseError) -> None:
+        """Wait for a moment. Raises `error` once that has gone on for `AWAY_S_MAX`."""
+        now_s = time.monotonic()
+        self._since_s = self._since_s or now_s
+        if now_s - self._since_s > AWAY_S_MAX:
+            raise error
+        self._note(f"{what}: {error}")
+        time.sleep(RETRY_S)
+
+    def over(self) -> None:
+        """Begin to count anew."""
+        self._since_s = None
 
 
 class Tail:
@@ -321,7 +342,8 @@ class Tail:
         self._open = partial(open_reading, url, sources=sources, identity=identity)
         self._reading: Reading | None = self._open()
         self._until = self._reading.ends() if to_end else None
-        self._read_s = self._failed_s = 0.0
+        self._read_s = 0.0
+        self._patience = Patience()
 
     def __enter__(self) -> Self:
         return self
@@ -341,16 +363,13 @@ class Tail:
             batch = self._some(reading, position)
         except _AWAY as error:
             self._close()
-            now_s = time.monotonic()
-            self._failed_s = self._failed_s or now_s
-            if now_s - self._failed_s > AWAY_S_MAX:
-                raise PeerError(
-                    f"the log was away for {AWAY_S_MAX} s: {error}; start again once it is back: it"
-                    " continues where it stopped"
-                ) from error
-            time.sleep(_RETRY_S)
+            away = PeerError(
+                f"the log was away for {AWAY_S_MAX} s: {error}; start again once it is back: it"
+                " continues where it stopped"
+            )
+            self._patience.failed("", away)
             return Batch([], dict(position))
-        self._failed_s = 0.0
+        self._patience.over()
         return batch
 
     def _some(self, reading: Reading, position: Positions) -> Batch | None:

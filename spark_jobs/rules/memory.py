@@ -23,6 +23,15 @@ StateRow = tuple[str, bytes | None]
 """A key of a state and its value; None if it is removed."""
 
 
+def put_rows(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
+    """Apply changed rows to all rows of a state."""
+    for key, data in changed:
+        if data is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = data
+
+
 class StateTable(dict[Key, Value]):
     """A dictionary that remembers which entries changed. Change it only by assignment, `remove`,
     `touch` and `replace`.

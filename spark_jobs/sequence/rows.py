@@ -51,8 +51,8 @@ FRAME_DDL: Final = "source STRING, offset BIGINT, at_ms BIGINT, value BINARY"
 
 
 class Table(StrEnum):
-    """The destination of a row. `FACTS` go to the keyed operators, `REACH` (how far the audit has
-    come) to the driver; all others are tables of the archive.
+    """The destination of a row. `REACH` (how far the audit has come) and `STATE` go to Spark's
+    driver, `FACTS` to the audit of Pulsar's brokers; all others are tables of the archive.
     """
 
     FACTS = "facts"
@@ -68,6 +68,7 @@ class Table(StrEnum):
     DECISIONS = "decisions"
     SERVING = "serving"
     REACH = "reach"
+    STATE = "state"
     FINDINGS = "findings"
 
 
@@ -113,6 +114,11 @@ def finding_row(finding: Finding) -> Emitted:
         verdict=None,
         body=finding.to_bytes(),
     )
+
+
+def row_beside(table: Table, subject: str, body: bytes | None) -> Emitted:
+    """Return a row that is in no table of the archive."""
+    return Emitted(table.value, subject, 0, 0, 0, None, None, None, body)
 
 
 EMITTED_DDL: Final = (

@@ -18,7 +18,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -132,9 +132,6 @@ class LogTime:
 STATE_KEY: Final = "sequence:"
 """Key of the state row with the sequence's own position."""
 
-REACH_ORDINAL: Final = 1 << 29
-"""Above the ordinals of a record's facts, and below those of notes."""
-
 SNAPSHOT_RECORDS: Final = 100_000
 """Records between two snapshots of an archive: about a second of folding, so that a long
 verification has many parts."""
@@ -163,6 +160,7 @@ class Sequence:
         log: str | None = None,
         in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
         snapshot_records: int = SNAPSHOT_RECORDS,
+        concerns: Callable[[str], bool] = lambda _subject: True,
     ) -> None:
         """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`).
         Raise `SnapshotDamaged`.
@@ -172,6 +170,7 @@ class Sequence:
           ignored.
         * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
         * `snapshot_records`: records between two rows of `Table.SNAPSHOTS`.
+        * `concerns`: whether `facts` yields the facts of a subject.
         """
         self._wants = wants
         self._wants_records, self._wants_snapshots = _RECORDS in wants, _SNAPSHOTS in wants
@@ -183,6 +182,9 @@ class Sequence:
             part for part in (self._membership, self._histories) if part is not None
         )
         self._log = log
+        self._concerns = concerns
+        self.facts_ms = 0
+        """The log's time at the last entry that had facts, of any subject."""
         self._snapshot_records = snapshot_records
         self._seen = 0  # The greatest physical offset before the present entry.
         self._until_snapshot = 0  # The first record is followed by a snapshot.
@@ -218,23 +220,10 @@ class Sequence:
         view = self.view
         return view.offset if self._folding.stopped is not None else position - 1 + view.base
 
-    def reach(self) -> Emitted:
-        """Return the row that tells the driver how far this sequence has come. It goes the way of
-        facts, so that it comes after all findings up to there.
-        """
+    def reach(self) -> dict[str, int]:
+        """Return how far this sequence has come: the fields of `audit.reporting.Reach`."""
         audited = max(0, self.reached(self._folding.seen + 1))
-        body = {"audited": audited, "end": audited, "base": self.view.base}
-        return Emitted(
-            Table.REACH.value,
-            LOG,
-            audited,
-            REACH_ORDINAL,
-            self._time.now_ms,
-            None,
-            None,
-            None,
-            orjson.dumps(body),
-        )
+        return {"audited": audited, "end": audited, "base": self.view.base}
 
     # --- the state ---
 
@@ -316,12 +305,17 @@ class Sequence:
         """
         for arrival in arrivals:
             if arrival.source != _CHANNEL or arrival.offset < FIRST_OFFSET:
-                yield from (parse_fact(row.body or b"") for row in self.feed((arrival,)))
+                for row in self.feed((arrival,)):
+                    self.facts_ms = row.at_ms
+                    if self._concerns(row.subject):
+                        yield parse_fact(row.body or b"")
                 continue
             _, offset, at_ms, value = arrival
             self._seen = self._folding.seen
             events = self._time.advance(at_ms)
             folded = self._folding.fold(offset, value or b"", events)
+            if events or folded is not None:
+                self.facts_ms = self._time.now_ms
             facts = self._facts(folded, offset, value, events, parsed(value or b""))
             # A checker may store what it gets, so it must get what JSON can hold.
             yield from map(_as_read, facts) if _may_be_deep(value) else facts
@@ -478,6 +472,7 @@ class Sequence:
                 after=event,
             )
             for event in events
+            if self._concerns(LOG)
         ]
         if folded is not None:
             facts += self._facts_of_record(folded, value, raw)
@@ -501,14 +496,14 @@ class Sequence:
         context = self._membership.context_of(offset, at_ms, raw, behind_ms=self._time.behind_ms)
         entry = referring(folded, is_damaged=value is None, gap_from=self._gap_from(offset))
         for event in self._membership.refer(entry, raw, context):
-            yield Fact(subject=LOG, source=_CHANNEL, offset=offset, at_ms=at_ms, after=event)
+            if self._concerns(LOG):
+                yield Fact(subject=LOG, source=_CHANNEL, offset=offset, at_ms=at_ms, after=event)
         further = self._membership.follow(offset, raw, verdict)
         if type(record) is Renewed and folded.verdict.accepted:
-            changes = {
-                subject("broker", record.key): self._subjects.of_renewal(
-                    record, offset, folded.verdict
-                )
-            }
+            who = subject("broker", record.key)
+            if not further and not self._concerns(who):
+                return  # Nine tenths of a channel.
+            changes = {who: self._subjects.of_renewal(record, offset, folded.verdict)}
         else:
             changes = self._subjects.of_record(folded, raw, is_damaged=value is None)
             # The checker that compares the verdicts needs a fact, even of an entry that only
@@ -518,6 +513,8 @@ class Sequence:
             changes.setdefault(subject("bundle", name), CONCERNED)
         brief: Raw | None = None
         for who, (before, after, is_named) in changes.items():
+            if not self._concerns(who):
+                continue
             if not is_named and brief is None and raw is not None:
                 brief = short(raw)
             yield Fact(

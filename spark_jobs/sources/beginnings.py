@@ -1,7 +1,4 @@
-"""Store where a new stream begins, next to its checkpoint, so that every attempt at the first batch
-begins at the same place.
-
-After the first committed batch only the checkpoint determines where the stream continues.
+"""Find where a log begins, and replace files.
 
 Files are written atomically and durably: even after a power cut a file is complete or absent.
 """
@@ -9,21 +6,18 @@ Files are written atomically and durably: even after a power cut a file is compl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
-
-import orjson
+from typing import BinaryIO
 
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.snapshots.restore import earliest
+from equipoise.channel.snapshots.restore import beginning, earliest
 from equipoise.channel.sqlite.file import sync_folder
 from equipoise.spark_jobs.sequence.rows import Source
-from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
 
 
 @contextmanager
@@ -39,9 +33,6 @@ def replacing(path: Path, *, part: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
     part.replace(path)
     sync_folder(path)
-
-
-FILE: Final = "beginning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +63,12 @@ def beginning_at(log_url: str) -> Beginning:
         return beginning_of(log)
 
 
-def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning:
-    """Return the beginning stored next to `checkpoint`. Store the result of `make` first if there
-    is none. Raises `OSError`.
+# See `spark_jobs.sequence.folding.Lost`.
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001
+    """Answer `spark_jobs.sequence.folding.Lost` for the log at this URL.
+
+    Gaps occur only after a failed write, so it may open the log each time. The log's start only
+    rises: if it is not above `first` after the batch was read, nothing was lost.
     """
-    path = checkpoint / FILE
-    if path.exists():
-        head, _, packed = path.read_bytes().partition(b"\n")
-        return Beginning(
-            positions=orjson.loads(head),
-            snapshot=decompress(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None,
-        )
-    made = make()
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    with replacing(path, part=checkpoint / f".{FILE}.part") as file:
-        file.write(
-            orjson.dumps(dict(made.positions))
-            + b"\n"
-            + (b"" if made.snapshot is None else compress(made.snapshot))
-        )
-    return made
+    with closing(open_log(log_url, create=False)) as log:
+        return None if log.start() <= first else to_bytes(beginning(log).reader.view)

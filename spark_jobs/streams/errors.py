@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from equipoise.channel.core.errors import OperatorError
 
@@ -39,13 +38,3 @@ def another_log(archive: str | Path, *, owner: str, log: str) -> OperatorError:
         f"the archive {archive} belongs to the log {owner}, not to {log}; name another with"
         " --archive"
     )
-
-
-WITHOUT_CHECKPOINT: Final = {
-    "archive": "it continues where the archive ends",
-    "audit": (
-        "it reads the log from its beginning, and readers count a finding that it makes again only"
-        " once"
-    ),
-}
-"""What each writer does if it finds no checkpoint next to its tables."""

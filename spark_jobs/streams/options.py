@@ -196,6 +196,13 @@ class LabOptions(SparkOptions):
     as_json: bool = False
 
 
+def state_folder(archive: str | Path, log_url: str) -> Path:
+    """Return the folder for what a job keeps beside an archive: the archive itself, or for one in
+    object storage the log's default archive. Raises as `default_archive`.
+    """
+    return default_archive(log_url) if "://" in str(archive) else Path(archive)
+
+
 def default_archive(log_url: str) -> Path:
     """Return the default archive of a log: next to the log's file, or for a topic in the working
     folder.

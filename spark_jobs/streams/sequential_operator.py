@@ -1,12 +1,11 @@
-"""Run one `Sequence` over the whole channel as Spark's `transformWithState`: the first operator of
-each streaming job.
+"""Fold the whole channel in Spark's `transformWithState`: the operator of each streaming job.
 
 The state:
 
 1. It is a list of rows (key, data), to which each batch appends its changes; the last row of a key
    counts. A list costs one call per batch, a map one per key. It is rewritten when it is more than
    twice as long as necessary.
-2. A worker caches its sequence under the number of the next batch. It uses the cache only if the
+2. A worker caches its fold under the number of the next batch. It uses the cache only if the
    state has the same number: not after a failed attempt, a faster worker or a restart.
 
 Arrivals are packed into few rows, each an Arrow batch, for the one operator that takes all of them.
@@ -16,23 +15,28 @@ For single rows Spark's writing, sorting, grouping and rebuilding costs more tha
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import uuid4
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import feather
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
-from equipoise.spark_jobs.rules.memory import StateRow
-from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Arrival, Emitted, Source, Table
-from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
-from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX, compress, decompress
-from equipoise.spark_jobs.streams.losses import lost
+from equipoise.spark_jobs.rules.memory import StateRow, put_rows
+from equipoise.spark_jobs.sequence.rows import (
+    EMITTED_DDL,
+    Arrival,
+    Emitted,
+    Source,
+    Table,
+    row_beside,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,15 +46,8 @@ PACK_BYTES_MAX: Final = 8 << 20
 """Largest pack, unless a single row is larger. Spark holds several rows in memory, each in one
 piece."""
 
-_PACKS: Final = pa.schema([("log", pa.string()), ("pack", pa.binary())])
-_PACKS_DDL: Final = "log STRING, pack BINARY"
-
-
-def packed(frame: DataFrame) -> DataFrame:
-    """Return a frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log`
-    to group by.
-    """
-    return frame.mapInArrow(pack, _PACKS_DDL)
+_PACKS: Final = pa.schema([("pack", pa.binary())])
+_PACKS_DDL: Final = "pack BINARY"
 
 
 def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -60,7 +57,7 @@ def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             stream = pa.BufferOutputStream()
             with pa.ipc.new_stream(stream, part.schema) as writer:
                 writer.write_batch(part)
-            yield pa.record_batch([[""], [stream.getvalue().to_pybytes()]], schema=_PACKS)
+            yield pa.record_batch([[stream.getvalue().to_pybytes()]], schema=_PACKS)
 
 
 def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
@@ -110,9 +107,8 @@ STATE_ROWS_AT_ONCE: Final = 5_000
 STATE_ROWS_SPARE: Final = 1_000
 """Surplus rows of state that are not worth a rewrite."""
 
-CACHED_MAX: Final = 2
-"""Sequences that one worker caches. The sequence of an ended query is dropped when the next two
-arrive."""
+CACHED_MAX: Final = 4
+"""Folds that one worker caches: those of this query, and of an ended one until the next arrive."""
 
 # Times are numbers, because Spark converts timestamps from Python to the session's time zone.
 ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
@@ -128,13 +124,15 @@ _COLUMNS: Final = {
 }
 
 
-def sequence_operator(frame: DataFrame, processor: SequentialProcessor) -> DataFrame:
-    """Return the rows (`EMITTED_DDL`) that `processor` makes of a streaming frame of arrivals
-    (`FRAME_DDL`).
+def folded(frame: DataFrame, processor: FoldProcessor, *, keys: Sequence[int] = (0,)) -> DataFrame:
+    """Return the rows (`EMITTED_DDL`) that the folds of `processor`, one for each of `keys`, make
+    of a streaming frame of arrivals (`FRAME_DDL`). Each fold gets all of them.
     """
+    packs = frame.mapInArrow(pack, _PACKS_DDL)
+    all_keys = F.explode(F.array(*map(F.lit, keys)))
     return with_time(
-        packed(frame)
-        .groupBy("log")
+        packs.select(all_keys.alias("fold"), "pack")
+        .groupBy("fold")
         .transformWithStateInPandas(processor, ROWS_DDL, "Append", "None")
     )
 
@@ -154,53 +152,49 @@ def with_time(rows: DataFrame) -> DataFrame:
     )
 
 
+class Fold(Protocol):
+    """What folds the channel in order: `spark_jobs.sequence.sequence.Sequence` is one."""
+
+    def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
+        """Yield the rows of one batch."""
+        ...
+
+    def changed_rows(self) -> list[StateRow]:
+        """Return the rows of state that changed since the last call; None for removed ones."""
+        ...
+
+    def restore(self, rows: Mapping[str, bytes]) -> None:
+        """Continue from the state in these rows."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """A cached sequence: the next batch (`version`), all rows of its state, and the length of the
+    """A cached fold: the next batch (`version`), all rows of its state, and the length of the
     list in Spark.
     """
 
     version: int
-    sequence: Sequence
+    fold: Fold
     rows: dict[str, bytes]
     listed: int
 
 
-_kept: dict[str, Kept] = {}
+_kept: dict[tuple[str, int], Kept] = {}
 
 
-class SequentialProcessor(StatefulProcessor):
-    """Run one `Sequence` as a Spark processor. All rows have one key.
+class FoldProcessor(StatefulProcessor):
+    """Run folds as a Spark processor, one for each key of the rows, made by `make`. After the rows
+    of a batch come the rows of state that it changed (`Table.STATE`).
 
-    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin
-      with the log's first record. An existing checkpoint continues from its own state.
-    * `state`: rows of a sequence's state to begin with instead, for a new checkpoint.
-    * `run_id`: different at each start of the query.
-    * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
-    * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
+    `begin` is the file with the state to begin with, for a new checkpoint (`write_state`). All
+    workers see it.
     """
 
-    def __init__(
-        self,
-        *,
-        wants: frozenset[Table],
-        begin: bytes | None = None,
-        state: Mapping[str, bytes] | None = None,
-        run_id: str,
-        log_url: str,
-        snapshot_records: int = SNAPSHOT_RECORDS,
-        in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
-        log: str | None = None,
-    ) -> None:
-        self._wants = wants
-        # It goes to a worker with each batch.
-        self._begin = None if begin is None else compress(begin)
-        self._state = state
-        self._run_id = run_id
-        self._log_url = log_url
-        self._snapshot_records = snapshot_records
-        self._in_flight_max_ms = in_flight_max_ms
-        self._log = log
+    def __init__(self, make: Callable[[int], Fold], begin: Path) -> None:
+        self._make = make
+        self._begin = begin
+        self._run_id = str(uuid4())  # Different at each start of the query.
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state."""
@@ -210,67 +204,47 @@ class SequentialProcessor(StatefulProcessor):
     # Spark's names.
     def handleInputRows(  # noqa: N802
         self,
-        key: object,  # noqa: ARG002
+        key: tuple[int],
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: ARG002, N803
     ) -> Iterator[pd.DataFrame]:
         """Feed one batch and save the state."""
-        kept = self._take()
+        kept = self._take(key[0])
         # A batch makes a million values without cycles. Searching for cycles costs a fifth of its
         # time.
         gc.disable()
         try:
-            yield from frames(
-                self._rows_of(
-                    kept.sequence, unpacked(pack for frame in rows for pack in frame["pack"])
-                )
-            )
+            arrivals = unpacked(pack for frame in rows for pack in frame["pack"])
+            yield from frames(kept.fold.feed(arrivals))
         finally:
             gc.enable()
-        self._keep(kept)
-
-    def _rows_of(self, sequence: Sequence, arrivals: Iterator[Arrival]) -> Iterator[Emitted]:
-        yield from sequence.feed(arrivals)
-        if Table.FACTS in self._wants:
-            yield sequence.reach()
+        changed = kept.fold.changed_rows()
+        self._keep(key[0], kept, changed)
+        yield from frames(row_beside(Table.STATE, name, data) for name, data in changed)
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
-    def _take(self) -> Kept:
-        """Return the sequence after the last committed batch."""
+    def _take(self, key: int) -> Kept:
+        """Return the fold after the last committed batch."""
         # Removed from the cache, because a failed attempt leaves it in an unusable state.
-        kept = _kept.pop(self._run_id, None)
+        kept = _kept.pop((self._run_id, key), None)
         committed = self._version.get() if self._version.exists() else None
         version: int = 0 if committed is None else committed[0]
         if version and kept is not None and kept.version == version:
             return kept
-        begin = (
-            None
-            if version or self._begin is None
-            else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
-        )
-        sequence = Sequence(
-            self._wants,
-            begin,
-            lost=partial(lost, self._log_url),
-            log=self._log,
-            in_flight_max_ms=self._in_flight_max_ms,
-            snapshot_records=self._snapshot_records,
-        )
-        listed = [(key, data) for key, data in self._rows.get()] if version else []
-        rows: dict[str, bytes] = {} if version else dict(self._state or {})
-        _put(rows, listed)
-        if rows:
-            sequence.restore(rows)
-        return Kept(version=version, sequence=sequence, rows=rows, listed=len(listed))
+        listed: list[StateRow] = [(name, data) for name, data in self._rows.get()]
+        rows: dict[str, bytes] = {}
+        put_rows(rows, listed if version else read_state(self._begin))
+        fold = self._make(key)
+        fold.restore(rows)
+        return Kept(version=version, fold=fold, rows=rows, listed=len(listed))
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, key: int, kept: Kept, changed: list[StateRow]) -> None:
         """Write this batch's changes, which Spark commits with the batch, and cache the
-        sequence.
+        fold.
         """
-        changed = kept.sequence.changed_rows()
-        _put(kept.rows, changed)
+        put_rows(kept.rows, changed)
         is_new = kept.version == 0  # Then Spark lacks also the rows that it began with.
         if is_new or kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
             changed, kept.listed = list(kept.rows.items()), 0
@@ -280,17 +254,20 @@ class SequentialProcessor(StatefulProcessor):
         kept.listed += len(changed)
         kept.version += 1
         self._version.update((kept.version,))
-        for run_id in list(_kept)[: max(len(_kept) - CACHED_MAX + 1, 0)]:
-            del _kept[run_id]
-        _kept[self._run_id] = kept
+        for name in list(_kept)[: max(len(_kept) - CACHED_MAX + 1, 0)]:
+            del _kept[name]
+        _kept[self._run_id, key] = kept
 
 
-def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
-    for key, data in changed:
-        if data is None:
-            rows.pop(key, None)
-        else:
-            rows[key] = data
+def write_state(path: Path, rows: Mapping[str, bytes]) -> None:
+    """Write the rows of a state into a file. Raises `OSError`."""
+    feather.write_feather(pa.table({"key": list(rows), "data": list(rows.values())}), path)
+
+
+def read_state(path: Path) -> Iterable[StateRow]:
+    """Return the rows that `write_state` wrote."""
+    found = feather.read_table(path)
+    return zip(found["key"].to_pylist(), found["data"].to_pylist(), strict=True)
 
 
 def frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:

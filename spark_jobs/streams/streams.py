@@ -20,7 +20,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
 from equipoise.spark_jobs.streams.causes import Cause, cause_of, cause_of_error
-from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.progress import Watch, batch_done
 from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE, driver_memory
@@ -56,8 +55,6 @@ ever."""
 _BATCHES_RETAINED: Final = "20"
 """Batches that Spark keeps in a checkpoint (default 100). A restart goes back by one at most."""
 
-_VERSION: Final = "state-version"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
@@ -74,49 +71,6 @@ class Stream:
     to_end: bool
     frame: Callable[[], DataFrame]
     take: Callable[[int, pa.Table], None]
-
-
-def check_version(job: str, checkpoint: Path, version: int) -> None:
-    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one
-    differs, or is torn.
-    """
-    _mend(job, checkpoint)
-    file = checkpoint / _VERSION
-    if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        file.write_text(str(version), encoding="ascii")
-        return
-    found = file.read_text(encoding="ascii", errors="replace") if file.exists() else "unknown"
-    if found != str(version):
-        raise OperatorError(
-            f"the {job} cannot continue from the checkpoint {checkpoint}: its state is of version"
-            f" {found}, this Equipoise has {version}; continue with that other version, or remove"
-            f" the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
-        )
-
-
-def _mend(job: str, checkpoint: Path) -> None:
-    """Drop the offsets of a batch that a power cut left empty before it began. Raise
-    `OperatorError` for any other empty file.
-    """
-    offsets = [path for path in checkpoint.glob("offsets/*") if path.name.isdigit()]
-    last = max(offsets, key=lambda path: int(path.name), default=None)
-    if (
-        last is not None
-        and not last.stat().st_size
-        and not (checkpoint / "commits" / last.name).exists()
-    ):
-        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
-        last.unlink()
-    for path in sorted(
-        (*checkpoint.glob("offsets/*"), *checkpoint.glob("commits/*"), *checkpoint.glob("metadata"))
-    ):
-        if not path.name.startswith(".") and not path.stat().st_size:
-            raise OperatorError(
-                f"the {job} cannot continue from the checkpoint {checkpoint}: its file"
-                f" {path.relative_to(checkpoint)} is empty, as after a power cut; remove the folder"
-                f" {checkpoint} and start the job again: {WITHOUT_CHECKPOINT[job]}"
-            )
 
 
 def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
@@ -218,8 +172,6 @@ class Follower:
             elif progress.batchId > self._reported:
                 self._reported = progress.batchId
                 self._watch.batch(batch_done(progress.json))
-        if "addBatch" not in last.durationMs:
-            self._watch.idle()
 
 
 class _Run:

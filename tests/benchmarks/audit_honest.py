@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from equipoise.spark_jobs.plain.auditor import Auditor
+from equipoise.spark_jobs.audit.auditor import Auditor
 from tests.benchmarks.frame import machine, print_line
 from tests.injected.honest import honest, play
 from tests.simulation.scenario import SCENARIOS

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from equipoise.channel.core.log import FIRST_OFFSET
-from equipoise.spark_jobs.plain.auditor import Auditor
+from equipoise.spark_jobs.audit.auditor import Auditor
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival
 from tests.injected.honest import BEGAN_MS, Run, honest, play

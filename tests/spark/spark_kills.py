@@ -21,9 +21,10 @@ from shutil import rmtree
 from typing import Final
 
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.archive.job import CHECKPOINTS, run_archive
+from equipoise.spark_jobs.archive.job import run_archive
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.sources.folds import CHECKPOINTS
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.schema import WRITTEN_BY
@@ -97,21 +98,18 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
     """Run a job on a whole log in drivers that are killed, and in a last one that is not. Return
     the number of kills.
     """
-    batch = 0
     for number in range(kills):
-        if job == "archive":  # Each run of it has a checkpoint of its own.
-            rmtree(archive / CHECKPOINTS / job, ignore_errors=True)
-            batch = 0
+        # Each run has a checkpoint of its own.
+        rmtree(archive / CHECKPOINTS / job, ignore_errors=True)
         with driver(job, url, archive) as running:
             killed_at = killed(
                 running,
                 archive / CHECKPOINTS / job,
-                after=batch + BATCHES_MIN,
+                after=BATCHES_MIN,
                 delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX),
             )
         if killed_at is None:
             return number
-        batch = killed_at
     with driver(job, url, archive) as running:
         running.wait(DRIVER_SECONDS_MAX)
     assert running.returncode == 0, f"the last driver ended with {running.returncode}"

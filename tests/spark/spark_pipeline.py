@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ManyOf
 
-from equipoise.spark_jobs.plain.auditor import Auditor
+from equipoise.spark_jobs.audit.auditor import Auditor
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.folding import Lost
 from equipoise.spark_jobs.sequence.rows import Arrival

@@ -107,7 +107,7 @@ def audit(
 ) -> None:
     """Check every record of a channel in Spark: as `equipoise audit`, on all cores.
 
-    It goes on where its last run stopped, and refuses an archive that `equipoise audit` audits.
+    It goes on where the last audit stopped, in Spark or not.
     """
     with importing("spark"):
         from equipoise.spark_jobs.audit.job import run_audit

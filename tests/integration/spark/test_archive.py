@@ -13,7 +13,8 @@ import pytest
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
-from equipoise.spark_jobs.archive.job import JOB, run_archive
+from equipoise.spark_jobs.archive.job import run_archive
+from equipoise.spark_jobs.archive.run import JOB
 from equipoise.spark_jobs.plain import archive as plain
 from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen

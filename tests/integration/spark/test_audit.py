@@ -20,6 +20,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
+from equipoise.spark_jobs.plain.audit import run_audit as run_plain_audit
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
@@ -83,7 +84,11 @@ def test_an_audit_reports_findings_everywhere_and_continues(
             orjson.loads(document)["offsets"][-1]
             for document in kept(tmp_path / "log.observations")[1:]
         ]
-    assert [first, second] == [row["log_offset"] for row in findings(archive)]
+        third = stream.garbage()
+        said = Said()
+        assert 1 == run_plain_audit(options, said.screen())  # It continues what Spark has begun.
+        assert f"1 finding (malformed 1) in {third - second} entries" in said.notes[-1]
+    assert [first, second, third] == [row["log_offset"] for row in findings(archive)]
 
 
 def kept(path: Path) -> list[str]:
@@ -147,14 +152,3 @@ def test_an_archive_of_another_process_or_log_is_refused(
         run_audit(
             AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen()
         )
-
-
-def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
-    write_log(url, records=100)
-    checkpoint = archive / ".checkpoints" / "audit"
-    (checkpoint / "offsets").mkdir(parents=True)
-    (checkpoint / "metadata").write_text("{}", encoding="ascii")
-    (checkpoint / "state-version").write_text("0", encoding="ascii")
-    with pytest.raises(OperatorError, match="of version 0"):
-        run_audit(AuditOptions(log_url=url, archive=archive, to_end=True), Said().screen())

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.functions import spark_partition_id
 
-from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.spark_jobs.audit.job import SHARDS
 from equipoise.spark_jobs.sequence.rows import FRAME_DDL, LASTING, Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
-from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
+from equipoise.spark_jobs.streams.sequential_operator import FoldProcessor, folded, write_state
+from equipoise.spark_jobs.streams.session import SHUFFLE_PARTITIONS
 from tests.channels.walk import Walk
 
 if TYPE_CHECKING:
@@ -25,9 +27,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
-WANTS = frozenset(Table) - {Table.FINDINGS}
+WANTS = frozenset(Table) - {Table.FINDINGS, Table.REACH, Table.STATE}
 RECORDS, BATCH, SNAPSHOT_RECORDS = 160, 40, 50
 FIRST_MS = 1_763_740_000_123
+
+
+def sequence(key: int) -> Sequence:
+    """The fold with this key: the one with the first makes rows."""
+    return Sequence(WANTS if key == SHARDS[0] else frozenset(), snapshot_records=SNAPSHOT_RECORDS)
 
 
 class StoppedError(Exception):
@@ -61,8 +68,8 @@ def emitted(row: dict[str, Any]) -> Emitted:
 
 
 def of_entries(rows: Iterable[Emitted]) -> list[Emitted]:
-    """Leave out the rows that say at the end of each batch what lasts, and how far it has come."""
-    return [row for row in rows if row.ordinal != LASTING and row.table != Table.REACH]
+    """Leave out the rows that say at the end of each batch what lasts, and those of state."""
+    return [row for row in rows if row.ordinal != LASTING and row.table != Table.STATE]
 
 
 def lasting(rows: Iterable[Emitted]) -> dict[str, bytes]:
@@ -80,8 +87,9 @@ def test_a_query_that_dies_continues_without_a_trace(spark: SparkSession, tmp_pa
     source.mkdir()
     for number, first in enumerate(range(0, len(everything), BATCH)):
         write(source, everything[first : first + BATCH], number)
-    log_url = f"sqlite:{tmp_path / 'log.db'}"
-    SqliteLog(str(tmp_path / "log.db"), name=log_url).close()
+    begin = tmp_path / "begin"
+    fresh = sequence(SHARDS[0]).changed_rows()
+    write_state(begin, {key: data for key, data in fresh if data is not None})
     told: dict[int, list[Emitted]] = {}
 
     def run(*, dies_at: int | None) -> None:
@@ -96,16 +104,7 @@ def test_a_query_that_dies_continues_without_a_trace(spark: SparkSession, tmp_pa
         frame = (
             spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
         )
-        rows = sequence_operator(
-            frame,
-            SequentialProcessor(
-                wants=WANTS,
-                begin=None,
-                run_id=f"run {dies_at}",
-                log_url=log_url,
-                snapshot_records=SNAPSHOT_RECORDS,
-            ),
-        )
+        rows = folded(frame, FoldProcessor(sequence, begin), keys=SHARDS)
         writer = rows.writeStream.foreachBatch(take).option(
             "checkpointLocation", str(tmp_path / "checkpoint")
         )
@@ -123,3 +122,11 @@ def test_a_query_that_dies_continues_without_a_trace(spark: SparkSession, tmp_pa
     assert of_entries(expected) == of_entries(row for batch in batches for row in batch)
     assert lasting(expected)
     assert lasting(row for batch in batches for row in batch) == lasting(expected)
+
+
+def test_shards_are_different_tasks(spark: SparkSession) -> None:
+    """Else one core would have them all."""
+    places = spark.createDataFrame([(key,) for key in SHARDS], "fold INT").repartition(
+        SHUFFLE_PARTITIONS, "fold"
+    )
+    assert len(SHARDS) == places.select(spark_partition_id()).distinct().count()

@@ -11,10 +11,10 @@ import pytest
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive import job
 from equipoise.spark_jobs.plain.reading import open_reading
-from equipoise.spark_jobs.sequence.sequence import STATE_KEY, Sequence
+from equipoise.spark_jobs.sequence.rows import Table, row_beside
+from equipoise.spark_jobs.sequence.sequence import STATE_KEY
+from equipoise.spark_jobs.sources.folds import FoldStream
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from equipoise.spark_jobs.streams.streams import Stream
-from equipoise.spark_jobs.tables.schema import ARCHIVED
 from tests.spark.archived import as_rows, writer_of
 from tests.spark.spark_logs import WrittenStream
 
@@ -29,15 +29,17 @@ def test_a_run_ends_with_the_state_of_its_last_row(
         WrittenStream(log, bundles=8, brokers=3).go_on(50)
         end, identity = log.end(), log.identity
 
-    def run_stream(_spark: object, stream: Stream, _watch: object) -> None:
+    def run_folds(_options: object, stream: FoldStream, _watch: object) -> None:
+        sequence = stream.make(0)
+        sequence.restore(stream.state)
         with closing(open_reading(url)) as reads:
-            stream.take(0, as_rows(Sequence(ARCHIVED).feed(reads.batch({}).arrivals)))
+            rows = list(sequence.feed(reads.batch({}).arrivals))
+        state = (row_beside(Table.STATE, *each) for each in sequence.changed_rows())
+        stream.take(0, as_rows([*rows, *state]))
         if ending is not None:
             raise ending
 
-    monkeypatch.setattr(job, "run_stream", run_stream)
-    for name in ("spark_session", "check_shared"):
-        monkeypatch.setattr(job, name, lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(job, "run_folds", run_folds)
     options = ArchiveOptions(log_url=url, archive=place, to_end=True)
     with nullcontext() if ending is None else pytest.raises(KeyboardInterrupt):
         job.run_archive(options, Screen(result=print, note=print))

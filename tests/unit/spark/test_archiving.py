@@ -27,7 +27,7 @@ from equipoise.spark_jobs.plain.reading import open_reading
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
-from equipoise.spark_jobs.streams import losses
+from equipoise.spark_jobs.sources import beginnings
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.tables import writing
@@ -291,7 +291,7 @@ def test_a_stop_soon_after_a_gap_skips_no_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a history snapshot the folding continues at a snapshot above the log's start."""
-    monkeypatch.setattr(losses, "beginning", restoration)
+    monkeypatch.setattr(beginnings, "beginning", restoration)
     url, place = f"sqlite:{tmp_path}/log.db", tmp_path / "archive"
     with closing(open_log(url)) as log:
         stream = WrittenStream(log, bundles=8, brokers=3)

@@ -16,7 +16,7 @@ import pytest
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_ports
-from equipoise.spark_jobs.audit.findings_table import PLAIN_STATE, open_findings
+from equipoise.spark_jobs.audit.findings_table import open_findings
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.plain import archive as plain
 from equipoise.spark_jobs.plain.audit import run_audit
@@ -108,7 +108,7 @@ def test_an_audit_keeps_its_findings_and_its_reach_in_object_storage(
     )
     with (
         pytest.raises(OperatorError, match="belongs to the log"),
-        open_findings(bucket, state=PLAIN_STATE, log="another", url=url),
+        open_findings(bucket, log="another", url=url),
     ):
         pass
 

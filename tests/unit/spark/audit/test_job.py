@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pytest
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.side_log import SideLogUnavailable
+from equipoise.spark_jobs.audit import auditing
+from equipoise.spark_jobs.audit.auditing import JOB, Audit, last_reach
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
-from equipoise.spark_jobs.audit.findings_table import (
-    PLAIN_STATE,
-    SPARK_STATE,
-    kept_findings,
-    open_findings,
-)
-from equipoise.spark_jobs.audit.job import JOB, last_reach, taker
+from equipoise.spark_jobs.audit.findings_table import kept_findings, open_findings
+from equipoise.spark_jobs.audit.job import taker
 from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, reach_in, summary
+from equipoise.spark_jobs.audit.state import StateFile
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
-from equipoise.spark_jobs.sequence.rows import Emitted, Table
+from equipoise.spark_jobs.sequence.rows import Table, finding_row, row_beside
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import watching
 from equipoise.spark_jobs.tables.reading import Tables
@@ -54,47 +55,70 @@ class Away(FindingsOut):
         self.taken += findings
 
 
-def rows(offset: int = 3) -> pa.Table:
-    """One finding, as Spark hands it over."""
-    return as_rows(
-        [
-            Emitted(
-                Table.FINDINGS,
-                FOUND.subject,
-                offset,
-                9,
-                NOON_MS,
-                FOUND.rule,
-                None,
-                None,
-                FOUND.to_bytes(),
-            )
-        ]
+def rows(*offsets: int) -> pa.Table:
+    """A finding at each offset, as Spark hands them over with how far it came."""
+    last = max(offsets)
+    reach = {"audited": last, "end": last, "base": 0}
+    document = orjson.dumps({"ends": {"channel": last + 1}, "reach": reach})
+    return as_rows([
+        *(finding_row(replace(FOUND, offsets=(offset,))) for offset in offsets),
+        row_beside(Table.REACH, "", document),
+        row_beside(Table.STATE, "a key", b"its value"),
+    ])  # fmt: skip
+
+
+@contextmanager
+def audit_of(
+    archive: Path,
+    *,
+    said: list[str] | None = None,
+    notes: list[str] | None = None,
+    as_json: bool = False,
+    name: str = URL,
+) -> Iterator[Audit]:
+    """An audit that has begun. It prints to `said`."""
+    screen = Screen(
+        result=([] if said is None else said).append, note=([] if notes is None else notes).append
     )
-
-
-def options_of(archive: Path, *, as_json: bool = False) -> AuditOptions:
-    return AuditOptions(log_url=URL, archive=archive, as_json=as_json)
-
-
-def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> None:
-    said: list[str] = []
-    out = Away(refusals=2)
+    options = AuditOptions(log_url="sqlite:unused", archive=archive, as_json=as_json)
     with (
-        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
-        watching(JOB, Screen(result=said.append, note=lambda _line: None), rules=RULES) as watch,
+        open_findings(archive, log=LOG, url=URL) as table,
+        closing(StateFile(archive / "state", version=1, log=LOG, remedy="")) as state,
+        watching(JOB, screen, rules=RULES) as watch,
     ):
-        take = taker(options_of(tmp_path), writer, out, watch, log=URL)
+        state.commit([], {"channel": 1, "loads": 7}, [])
+        yield Audit(options, name=name, table=table, state=state, watch=watch)
+
+
+@pytest.fixture(autouse=True)
+def out(monkeypatch: pytest.MonkeyPatch) -> Away:
+    """Where the findings are published."""
+    out = Away(refusals=0)
+    monkeypatch.setattr(auditing, "FindingsOut", lambda _url: out)
+    return out
+
+
+def test_findings_are_committed_and_printed_once_although_publishing_fails(
+    tmp_path: Path, out: Away
+) -> None:
+    said: list[str] = []
+    out.refusals = 2
+    with audit_of(tmp_path, said=said) as audit:
+        take = taker(audit)
         for _ in range(2):
             with pytest.raises(PeerError, match="it is read-only"):
-                take(0, rows())
-        watch.show()
+                take(0, rows(3))
+        audit.watch.show()
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
-        take(0, rows())
-        assert ([FOUND], 1) == (out.taken, watch.findings.total())
-        said_last = summary(Reach(audited=3, end=9), watch, 2)
+        take(0, rows(3))
+        assert ([FOUND], 1) == (out.taken, audit.watch.findings.total())
+        assert (1, []) == (audit.state.number, audit.state.pending())
+        assert {"channel": 4, "loads": 7} == audit.state.positions
+        assert {"a key": b"its value"} == audit.state.rows()
+        said_last = summary(Reach(audited=3, end=9), audit.watch, 2)
         older = "the archive holds 2 older"
         assert f"audited up to 3 of 9: 1 finding (hole 1) in 0 entries; {older}" == said_last
+        assert Reach(audited=3, end=3) == reach_in(tmp_path)
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (
         said,
         Tables(tmp_path).table(Table.FINDINGS).num_rows,
@@ -103,18 +127,8 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
 
 def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
-    screen = Screen(result=said.append, note=lambda _line: None)
-    with (
-        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
-        watching(JOB, screen, rules=RULES) as watch,
-    ):
-        taker(
-            options_of(tmp_path, as_json=True),
-            writer,
-            Away(refusals=0),
-            watch,
-            log="sqlite:my channel.db",
-        )(0, rows())
+    with audit_of(tmp_path, said=said, as_json=True, name="sqlite:my channel.db") as audit:
+        taker(audit)(0, rows(3))
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
@@ -126,23 +140,16 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(
     tmp_path: Path, as_json: bool, lines: int
 ) -> None:
     said: list[str] = []
-    screen = Screen(result=said.append, note=lambda _line: None)
-    with (
-        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
-        watching(JOB, screen, rules=RULES) as watch,
-    ):
-        many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
-        taker(options_of(tmp_path, as_json=as_json), writer, Away(refusals=0), watch, log=URL)(
-            0, many
-        )
+    with audit_of(tmp_path, said=said, as_json=as_json) as audit:
+        taker(audit)(0, rows(*range(PRINTED_MAX + 7)))
     assert lines == len(said)
 
 
 def test_an_audit_that_has_not_begun_has_audited_nothing(tmp_path: Path) -> None:
-    with open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL):
+    with open_findings(tmp_path, log=LOG, url=URL):
         assert Reach(audited=0, end=0) == reach_in(tmp_path)
     Reach(audited=3, end=9).keep(tmp_path, log=LOG, url=URL)
-    with open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL):
+    with open_findings(tmp_path, log=LOG, url=URL):
         assert Reach(audited=3, end=9) == reach_in(tmp_path)
 
 
@@ -158,12 +165,8 @@ def test_how_far_an_audit_came_that_cannot_be_written_says_what_to_do(tmp_path: 
 
 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
-    screen = Screen(result=lambda _line: None, note=lambda _line: None)
-    with (
-        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
-        watching(JOB, screen, rules=RULES) as watch,
-    ):
-        take = taker(options_of(tmp_path), writer, Away(refusals=0), watch, log=URL)
+    with audit_of(tmp_path) as audit:
+        take = taker(audit)
         for number in range(FILES_MAX + 1):
             take(number, rows(number))
     archive = Tables(tmp_path)
@@ -173,39 +176,14 @@ def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
 
 def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path) -> None:
     notes: list[str] = []
-    screen = Screen(result=lambda _line: None, note=notes.append)
-    with (
-        open_findings(tmp_path, state=SPARK_STATE, log=LOG, url=URL) as writer,
-        watching(JOB, screen, rules=RULES) as watch,
-    ):
+    with audit_of(tmp_path) as audit:
         assert (0, "audited nothing of 9 offsets: no findings in 0 entries") == (
             kept_findings(tmp_path, notes.append),
-            summary(Reach(audited=0, end=9), watch, 0),
+            summary(Reach(audited=0, end=9), audit.watch, 0),
         )
-        taker(options_of(tmp_path), writer, Away(refusals=0), watch, log=URL)(0, rows())
+        taker(audit)(0, rows(3))
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (commit, *_) = sorted((tmp_path / "findings" / "_delta_log").glob("*.json"))
         commit.write_bytes(b"no commit")
         assert 0 == kept_findings(tmp_path, notes.append)
         assert "its findings cannot be read" in notes[-1]
-
-
-@pytest.mark.parametrize(
-    ("state", "other", "named"),
-    [
-        (SPARK_STATE, PLAIN_STATE, "by `equipoise audit`"),
-        (PLAIN_STATE, f"{SPARK_STATE}/offsets", "by `equipoise spark audit`"),
-    ],
-)
-def test_an_archive_that_the_other_host_audits_is_refused(
-    tmp_path: Path, state: str, other: str, named: str
-) -> None:
-    (tmp_path / state).mkdir(parents=True)
-    with open_findings(tmp_path, state=state, log=LOG, url=URL):
-        pass  # Its own state is no reason.
-    (tmp_path / other).mkdir(parents=True)
-    with (
-        pytest.raises(OperatorError, match=named),
-        open_findings(tmp_path, state=state, log=LOG, url=URL),
-    ):
-        pass

@@ -14,6 +14,7 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.spark_jobs.plain import archive as plain
+from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
@@ -60,7 +61,7 @@ def test_an_outage_that_lasts_loses_no_row(
 ) -> None:
     """The tables cannot be opened either, at first."""
     away = PeerError("object storage is away")
-    monkeypatch.setattr(plain, "_RETRY_S", 0.0)
+    monkeypatch.setattr(reading, "RETRY_S", 0.0)
     monkeypatch.setattr(Writer, "write", failing(Writer.write, away, 1))
     monkeypatch.setattr(Writer, "open_tables", failing(Writer.open_tables, away, 2, 3))
     run(url, tmp_path / "archive")

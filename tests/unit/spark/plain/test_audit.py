@@ -17,21 +17,21 @@ import orjson
 import pytest
 
 from equipoise.channel.core.errors import LogUnavailable, OperatorError
+from equipoise.channel.core.log import Log
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
-from equipoise.spark_jobs.audit import findings_out
+from equipoise.spark_jobs.audit import auditing, findings_out
+from equipoise.spark_jobs.audit.auditor import Auditor
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
+from equipoise.spark_jobs.audit.state import StateFile
 from equipoise.spark_jobs.plain import audit as plain_audit
 from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.plain.audit import run_audit
-from equipoise.spark_jobs.plain.auditor import Auditor
-from equipoise.spark_jobs.plain.state import StateFile
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Table
-from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
@@ -101,7 +101,7 @@ class Stage:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A log of six batches with two pieces of garbage."""
     monkeypatch.setattr(reading, "ENTRIES_MAX", BATCH)
-    monkeypatch.setattr(plain_audit, "_RETRY_S", 0.01)
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
     stage = Stage(tmp_path)
     stage.write()
     return stage
@@ -185,7 +185,7 @@ def test_a_killed_process_goes_on_and_delivers_each_finding_once(
 
     with monkeypatch.context() as patch:
         if where == "committed":
-            patch.setattr(plain_audit, "print_findings", killed)
+            patch.setattr(auditing, "print_findings", killed)
         elif where == "printed":
             patch.setattr(Writer, "add_findings", killed)
         elif where == "stored":
@@ -265,14 +265,17 @@ def test_a_batch_that_is_cut_by_a_second_interrupt_is_read_again(
 def test_a_log_that_does_not_answer_has_not_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end, answers = reading.Tail.end, iter([True])
+    answers = iter([True])
+
+    def away(url: str, *, create: bool) -> Log:
+        if next(answers, False):
+            return open_log(url, create=create)
+        raise LogUnavailable(log="log", problem="it is away", in_doubt=False)
 
     def interrupt(_line: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        reading.Tail, "end", lambda tail: end(tail) if next(answers, False) else None
-    )
+    monkeypatch.setattr(f"{auditing.__name__}.open_log", away)
     with pytest.raises(KeyboardInterrupt):
         stage.audit(heard=interrupt)
     assert Reach(audited=300, end=stage.injected[-1]) == reach_in(stage.options.archive)
@@ -281,9 +284,9 @@ def test_a_log_that_does_not_answer_has_not_ended(
 def test_a_batch_is_repeated_until_the_log_is_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed, begin = Auditor.feed, beginning_at
+    feed = Auditor.feed
     away = LogUnavailable(log="log", problem="it is away", in_doubt=False)
-    feeds, begins = iter([True]), iter([False, True, True])
+    feeds = iter([True])
 
     def half_fed(auditor: Auditor, batch: Sequence[Arrival]) -> list[Finding]:
         if next(feeds, False):
@@ -291,16 +294,10 @@ def test_a_batch_is_repeated_until_the_log_is_back(
             raise away
         return feed(auditor, batch)
 
-    def begun(url: str) -> Beginning:
-        if next(begins, False):
-            raise away
-        return begin(url)
-
     monkeypatch.setattr(Auditor, "feed", half_fed)
-    monkeypatch.setattr(f"{plain_audit.__name__}.beginning_at", begun)
     assert 2 == stage.audit()
     assert stage.injected == stage.found
-    assert 3 == sum("the batch is repeated" in note for note in stage.notes)
+    assert 1 == sum("the batch is repeated" in note for note in stage.notes)
 
 
 def test_a_batch_is_not_repeated_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +305,7 @@ def test_a_batch_is_not_repeated_for_ever(stage: Stage, monkeypatch: pytest.Monk
         raise LogUnavailable(log="log", problem="it is away", in_doubt=False)
 
     monkeypatch.setattr(Auditor, "feed", refused)
-    monkeypatch.setattr(plain_audit, "AWAY_S_MAX", 0)
+    monkeypatch.setattr(reading, "AWAY_S_MAX", 0)
     with pytest.raises(LogUnavailable):
         stage.audit()
 

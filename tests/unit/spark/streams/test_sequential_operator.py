@@ -17,10 +17,10 @@ from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sources.beginnings import lost
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
-from equipoise.spark_jobs.streams.losses import lost
-from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, pack
+from equipoise.spark_jobs.streams.sequential_operator import FoldProcessor, pack, write_state
 from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.folding import channel_with
 from tests.channels.walk import Walk
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
-WANTS = frozenset({Table.FACTS, Table.RECORDS, Table.TRANSITIONS})
+WANTS = frozenset({Table.RECORDS, Table.TRANSITIONS})
 BATCH = 25
 
 
@@ -89,19 +89,17 @@ class Worker:
     what comes of it.
     """
 
-    def __init__(self, state: State, *, run_id: str = "run", begin: bytes | None = None) -> None:
+    def __init__(self, state: State, begin: Path) -> None:
         self.state = state
-        self.run_id = run_id
-        self.begin = begin
+        self.processor = FoldProcessor(lambda _key: Sequence(WANTS), begin)
 
     def attempt(self, batch: list[Arrival], *, frames_max: int | None = None) -> list[Emitted]:
         """The rows of a batch; what it wrote is not committed yet."""
         self.state.begin()
-        processor = SequentialProcessor(
-            wants=WANTS, begin=self.begin, run_id=self.run_id, log_url="sqlite:none"
+        self.processor.init(cast("StatefulProcessorHandle", Handle(self.state)))
+        frames = self.processor.handleInputRows(
+            (0,), self._frames(batch), cast("TimerValues", None)
         )
-        processor.init(cast("StatefulProcessorHandle", Handle(self.state)))
-        frames = processor.handleInputRows(("",), self._frames(batch), cast("TimerValues", None))
         rows: list[Emitted] = []
         for place, frame in enumerate(frames):
             if place == frames_max:
@@ -110,15 +108,14 @@ class Worker:
                 Emitted(**row)
                 for row in pa.Table.from_pandas(frame, preserve_index=False).to_pylist()
             )
-        processor.close()
+        self.processor.close()
         return rows
 
     def run(self, batch: list[Arrival]) -> list[Emitted]:
-        """Feed a batch, and commit it. The last row tells how far the operator has come."""
-        *rows, reach = self.attempt(batch)
-        assert (Table.REACH, max(arrival.offset for arrival in batch)) == reach[:3:2]
+        """Feed a batch, and commit it. Return its rows without those of state."""
+        rows = self.attempt(batch)
         self.state.commit()
-        return rows
+        return [row for row in rows if row.table != Table.STATE]
 
     @staticmethod
     def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
@@ -131,10 +128,17 @@ class Worker:
         )
 
 
-@pytest.fixture(autouse=True)
-def _no_gap_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walks leave out offsets, and there is no log to ask about them."""
-    monkeypatch.setattr(sequential_operator, "lost", lambda _url, _first, _below: None)
+@pytest.fixture
+def begin(tmp_path: Path) -> Path:
+    """What a checkpoint begins with: the beginning of a log."""
+    return begun(tmp_path, Sequence(WANTS))
+
+
+def begun(folder: Path, sequence: Sequence) -> Path:
+    """The state of a sequence in a file."""
+    path = folder / "begin"
+    write_state(path, {key: data for key, data in sequence.changed_rows() if data is not None})
+    return path
 
 
 def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
@@ -152,10 +156,10 @@ def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
     return list(Sequence(WANTS).feed(arrival for part in parts for arrival in part))
 
 
-def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch, begin: Path) -> None:
     """It was fed in part, or whole but never committed."""
     monkeypatch.setattr(sequential_operator, "CHUNK_ROWS_MAX", 5)
-    parts, worker = batches(2), Worker(State())
+    parts, worker = batches(2), Worker(State(), begin)
     rows: list[Emitted] = []
     for place, part in enumerate(parts):
         worker.attempt(part, frames_max=2 if place % 2 else None)
@@ -163,34 +167,30 @@ def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert at_once(parts) == rows
 
 
-def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch, begin: Path) -> None:
     """A worker's cache may be outdated."""
-    parts, state = batches(3), State()
+    parts, worker = batches(3), Worker(State(), begin)
     rows: list[Emitted] = []
-    caches: list[dict[str, sequential_operator.Kept]] = [{}, {}]
+    caches: list[dict[tuple[str, int], sequential_operator.Kept]] = [{}, {}]
     for place, part in enumerate(parts):
         monkeypatch.setattr(sequential_operator, "_kept", caches[place // 2 % 2])
-        rows += Worker(state).run(part)
+        rows += worker.run(part)
     assert at_once(parts) == rows
 
 
-def test_a_restart_continues_from_the_state() -> None:
+def test_a_restart_continues_from_the_state(begin: Path) -> None:
     parts, state = batches(4), State()
-    rows = [
-        row
-        for place, part in enumerate(parts)
-        for row in Worker(state, run_id=f"run {place}").run(part)
-    ]
+    rows = [row for part in parts for row in Worker(state, begin).run(part)]
     assert at_once(parts) == rows
 
 
 def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, begin: Path
 ) -> None:
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_SPARE", 0)
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_AT_ONCE", 7)
     state = State()
-    worker = Worker(state)
+    worker = Worker(state, begin)
     for part in batches(5, length=400):
         worker.run(part)
         listed = state.committed["rows"]
@@ -198,15 +198,15 @@ def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(
         assert len(listed) <= 2 * sum(data is not None for data in latest.values())
 
 
-def test_only_a_new_checkpoint_begins_with_the_snapshot() -> None:
+def test_only_a_new_checkpoint_begins_with_the_given_state(tmp_path: Path) -> None:
     channel = channel_with("b1")
-    snapshot = to_bytes(channel.view)
+    begin = begun(tmp_path, Sequence(WANTS, to_bytes(channel.view)))
     head = len(channel.entries)
     channel.own("b1")
     arrivals = [Arrival("channel", offset, 0, data) for offset, data in channel.entries]
     state = State()
-    rows = Worker(state, begin=snapshot).run(arrivals[head : head + 1])
-    rows += Worker(state, begin=b"no snapshot", run_id="another").run(arrivals[head + 1 :])
+    rows = Worker(state, begin).run(arrivals[head : head + 1])
+    rows += Worker(state, tmp_path / "none").run(arrivals[head + 1 :])
     assert ["accepted", "accepted"] == [row.verdict for row in rows if row.table == Table.RECORDS]
 
 

@@ -1,6 +1,6 @@
 """Audit a channel in one process: fold it, and check the facts of each subject at once.
 
-Spark spreads the same steps over its operators (`spark_jobs.audit.job`). Both find the same.
+Spark spreads subjects over several auditors (`spark_jobs.audit.shards`), which find the same.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from typing import Final
+from zlib import crc32
 
 import orjson
 
@@ -21,8 +22,7 @@ from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000
-"""How long after its time a timer runs, if no fact of its subject comes. The same as in Spark
-(`spark_jobs.audit.keyed_operator.LATENESS`), so that both find the same."""
+"""How long after its time a timer runs, if no fact of its subject comes."""
 
 AT_ONCE: Final = 1_000
 """Entries between two searches for cycles: some megabytes."""
@@ -41,17 +41,22 @@ class Auditor:
         lost: Lost = nothing_lost,
         log: str | None = None,
         in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Begin at the log's first record, or from the snapshot `begin`. The arguments are those of
         `Sequence`.
+
+        With `shard`, its number and the count of shards, check only the subjects of that shard.
         """
         self.facts = 0
+        self._number, self._count = shard
         self.sequence = Sequence(
             frozenset({Table.FACTS}),
             begin,
             lost=lost,
             log=log,
             in_flight_max_ms=in_flight_max_ms,
+            concerns=self._concerns,
         )
         self._audits: dict[str, SubjectAudit] = {}
         self._timers: dict[str, int] = {}
@@ -74,12 +79,15 @@ class Auditor:
                     self._check(fact, findings)
             finally:
                 gc.enable()
+        self._latest_ms = max(self._latest_ms, self.sequence.facts_ms)
         self._expire(self._latest_ms - WATERMARK_MS, findings)
         return findings
 
+    def _concerns(self, subject: str) -> bool:
+        return self._count == 1 or crc32(subject.encode()) % self._count == self._number
+
     def _check(self, fact: Fact, findings: list[Finding]) -> None:
         self.facts += 1
-        self._latest_ms = max(self._latest_ms, fact.at_ms)
         audit = self._audits.get(fact.subject)
         if audit is None:
             audit = self._audits[fact.subject] = SubjectAudit(fact.subject)

@@ -40,7 +40,7 @@ class StateFile:
         self._remedy = remedy
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, isolation_level=None)
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(str(error)) from error
         try:
