@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timezone, tzinfo
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Severity
@@ -129,8 +130,6 @@ PAUSE_BINS_PER_DECADE: Final = 8
 SEVERITIES: Final[tuple[Severity, ...]] = ("alarm", "warning", "notice")
 """Severities, worst first."""
 
-Each = TypeVar("Each")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
@@ -152,61 +151,8 @@ class Period:
         return self.length_ms / BINS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """How often a rule was broken in the period."""
-
-    rule: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One row of the table `findings`."""
-
-    rule: str
-    subject: str
-    offsets: tuple[int, ...]
-    at_ms: int
-    text: str
-    command: str
-    publisher: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """The number of entries of one kind with one verdict. `kind` is None for entries that are not
-    records.
-    """
-
-    kind: str | None
-    verdict: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedTime:
-    """The time during which one broker served one bundle, cut to the period.
-
-    `how` is how it ended; None if it had not ended at the end of the archive.
-    """
-
-    broker: str
-    from_ms: int
-    to_ms: int
-    how: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A row of the strip chart. `changes` counts all changes of the bundle's server in the period,
-    drawn or not.
-    """
-
-    namespace: str
-    bundle: str
-    changes: int
-    ownerships: tuple[ServedTime, ...]
+class Row(SimpleNamespace):
+    """One row of a query of `spark_jobs.report.queries`, with the columns as attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,95 +193,10 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """The moves made for one reason.
+class Few:
+    """The rows that fit on the page, and the count of all of them."""
 
-    * `text`: the reason with its numbers left out.
-    * `example`: the full text of one of these reasons; None if none was given.
-    * `pause_p50_ms`: as in `Moves`.
-    """
-
-    text: str
-    example: str | None
-    count: int
-    done: int
-    pause_p50_ms: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleMoves:
-    """The moves of one bundle, the sum of their pauses and their most frequent reasons."""
-
-    bundle: str
-    count: int
-    pause_sum_ms: int
-    reasons: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerMoves:
-    """Moves away from a broker (`gave`) and to it (`got`). `failed` counts the failures of both."""
-
-    broker: str
-    gave: int
-    got: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """The end of an incarnation.
-
-    * `kind`: `down`, `left`, or `replaced` if the broker came back under a new incarnation.
-    * `bundles`: the number of bundles it left without an owner.
-    * `waiting`: how many of these had no owner at the end of the archive.
-    * `healed_ms`: the time until the last of the others had an owner again.
-    """
-
-    broker: str
-    kind: str
-    at_ms: int
-    offset: int
-    publisher: str | None
-    bundles: int
-    waiting: int
-    healed_ms: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitOrMerge:
-    """One split or merge, with the bundles it ended and created.
-
-    `before` and `after` name at most `PARTS_MAX` bundles each. The counts cover all of them.
-    """
-
-    kind: str
-    at_ms: int
-    offset: int
-    publisher: str | None
-    reason: str | None
-    before: tuple[str, ...]
-    before_count: int
-    after: tuple[str, ...]
-    after_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The number of decisions of one strategy with one result and one cause."""
-
-    kind: str
-    strategy: str
-    result: str
-    cause: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Few(Generic[Each]):
-    """The items that fit on the page, and the count of all of them."""
-
-    shown: tuple[Each, ...] = ()
+    shown: tuple[Row, ...] = ()
     count: int = 0
 
     @property
@@ -364,19 +225,19 @@ class Report:
     is_audited: bool = True
     reach: Reach | None = None
     last_offset: int = 0
-    broken: tuple[Broken, ...] = ()
-    findings: Few[Found] = Few()
-    records: tuple[Counted, ...] = ()
-    lanes: Few[Lane] = Few()
+    broken: tuple[Row, ...] = ()
+    findings: Few = Few()
+    records: tuple[Row, ...] = ()
+    lanes: Few = Few()
     owned: Grid = Grid()
     cpu: Grid = Grid()
     moves: Moves = Moves()
-    reasons: Few[Reason] = Few()
-    bundle_moves: Few[BundleMoves] = Few()
-    broker_moves: Few[BrokerMoves] = Few()
-    deaths: Few[Death] = Few()
-    splits_and_merges: Few[SplitOrMerge] = Few()
-    decisions: Few[Decided] = Few()
+    reasons: Few = Few()
+    bundle_moves: Few = Few()
+    broker_moves: Few = Few()
+    deaths: Few = Few()
+    splits_and_merges: Few = Few()
+    decisions: Few = Few()
     unserved_ms: int = 0
 
     @property

@@ -24,10 +24,8 @@ from equipoise.spark_jobs.report.figures import (
     MARKS,
     NONE,
     REPORTS_MISSED,
-    BundleMoves,
-    Death,
-    Lane,
     Report,
+    Row,
     format_count,
     format_duration,
     format_share,
@@ -149,7 +147,7 @@ def _statement_and_remedy(rule: str) -> tuple[str, str]:
     return f"{says} Source: {source}." if source else says, RULES[rule].remedy
 
 
-def _recovery(deaths: Sequence[Death]) -> str:
+def _recovery(deaths: Sequence[Row]) -> str:
     """Describe how long the bundles of dead brokers had no owner."""
     if not any(death.bundles for death in deaths):
         return "none owned a bundle"
@@ -162,7 +160,7 @@ def _recovery(deaths: Sequence[Death]) -> str:
     return f"{which} had new owners within {format_duration(healed)}"
 
 
-def _served_by(lane: Lane) -> str:
+def _served_by(lane: Row) -> str:
     """Describe which brokers served a bundle for how long, the longest first."""
     served = Counter[str]()
     for ownership in lane.ownerships:
@@ -205,7 +203,7 @@ def _kind_of_reason(reason: str) -> str:
     return reason.partition(": ")[0]
 
 
-def _reasons_of(moves: BundleMoves) -> str:
+def _reasons_of(moves: Row) -> str:
     return ", ".join(
         f"{format_count(count)} {_kind_of_reason(reason)}" for reason, count in moves.reasons
     )

@@ -28,11 +28,10 @@ from matplotlib.transforms import Bbox
 
 from equipoise.spark_jobs.report.figures import (
     BINS,
-    Death,
     Grid,
-    Lane,
     Period,
     Report,
+    Row,
     format_duration,
     pause_bar_ms,
     within_year_9999,
@@ -398,7 +397,7 @@ def _heat(
     return figure
 
 
-def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) -> list[str]:
+def _mark_ends(axes: Axes, lanes: Sequence[Row], theme: Theme, zone: tzinfo) -> list[str]:
     """Mark how ownerships ended. Return the kinds of marks used."""
     marked = []
     for how, (marker, _) in _MARK_OF.items():
@@ -480,7 +479,7 @@ def short_names(brokers: Sequence[str]) -> dict[str, str]:
     return names if len(set(names.values())) == len(names) else {name: name for name in brokers}
 
 
-def _apart(deaths: Sequence[Death], period: Period, names: Mapping[str, str]) -> Iterator[Death]:
+def _apart(deaths: Sequence[Row], period: Period, names: Mapping[str, str]) -> Iterator[Row]:
     """Yield the deaths whose labels do not overlap the previous label."""
     free = -1.0
     for death in deaths:
@@ -496,7 +495,7 @@ def _legend_columns(names: Iterable[str]) -> int:
     return max(1, min(_LEGEND_COLUMNS, _LEGEND_CHARACTERS // (longest + _KEY_CHARACTERS)))
 
 
-def _lane_label(lane: Lane) -> str:
+def _lane_label(lane: Row) -> str:
     return _short(lane.bundle.replace("0x", ""))
 
 

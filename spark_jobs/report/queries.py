@@ -7,44 +7,29 @@ Every query returns a bounded result: sums, or the top or latest rows. The bound
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 import duckdb
 
 from equipoise.spark_jobs.report import figures
 from equipoise.spark_jobs.report.figures import (
     BINS,
-    Broken,
-    BrokerMoves,
-    BundleMoves,
-    Counted,
-    Death,
-    Decided,
     Few,
-    Found,
     Grid,
-    Lane,
     Moves,
     Period,
-    Reason,
     Report,
-    ServedTime,
-    SplitOrMerge,
+    Row,
     gravity,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.tables.reading import Tables
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Shown = TypeVar("Shown", bound="DataclassInstance")
 
 _NUMBERS: Final = r"0x[0-9a-fA-F]+|[0-9][0-9.,]*"
 """Differences between reasons that mean the same: figures, and numbers in names."""
@@ -181,15 +166,15 @@ class Queries:
     # --- findings, records
     # ----------------------------------------------------------------------------------------------
 
-    def broken(self) -> tuple[Broken, ...]:
+    def broken(self) -> tuple[Row, ...]:
         """Count the findings by rule, worst rule first."""
         query = """
             SELECT rule, count(*) AS count FROM findings LEFT JOIN rules USING (rule)
             GROUP BY ALL ORDER BY min(coalesce(gravity, 9)), count DESC, rule LIMIT $most
         """
-        return self._all(Broken, query, most=figures.KINDS_MAX)
+        return self._all(query, most=figures.KINDS_MAX)
 
-    def findings(self) -> Few[Found]:
+    def findings(self) -> Few:
         """Return the most severe findings of the period, the earliest first among equals."""
         query = """
             SELECT rule, subject, coalesce(offsets, []) AS offsets, epoch_ms(logged_at) AS at_ms,
@@ -197,15 +182,15 @@ class Queries:
             FROM findings LEFT JOIN rules USING (rule)
             ORDER BY coalesce(gravity, 9), log_offset, ordinal, rule LIMIT $most
         """
-        return self._few(Found, query, most=figures.FINDINGS_MAX)
+        return self._few(query, most=figures.FINDINGS_MAX)
 
-    def records(self) -> tuple[Counted, ...]:
+    def records(self) -> tuple[Row, ...]:
         """Count the records by kind and verdict, most frequent first."""
         query = """
             SELECT kind, verdict, count(*) AS count FROM records
             GROUP BY ALL ORDER BY count DESC, kind NULLS FIRST, verdict LIMIT $most
         """
-        return self._all(Counted, query, most=figures.KINDS_MAX)
+        return self._all(query, most=figures.KINDS_MAX)
 
     def last_offset(self) -> int:
         """Return the offset of the last record; 0 if there is none."""
@@ -217,7 +202,7 @@ class Queries:
     # --- ownerships, brokers
     # ----------------------------------------------------------------------------------------------
 
-    def lanes(self) -> Few[Lane]:
+    def lanes(self) -> Few:
         """Return the ownerships of the bundles whose server changed most often."""
         query = """
             WITH busiest AS (
@@ -231,16 +216,14 @@ class Queries:
                 AND (to_ms - from_ms) * $marks >= getvariable('length_ms')
             ORDER BY namespace, bundle, from_ms, to_ms
         """
-        lanes: dict[str, Lane] = {}
+        lanes: dict[str, Row] = {}
         count = 0
         for row in self._rows(query, most=figures.LANES_MAX, marks=figures.MARKS):
             count = row.pop("found")
-            served = {name: row.pop(name) for name in ("broker", "from_ms", "to_ms", "how")}
-            lane = lanes.setdefault(row["bundle"], Lane(**row, ownerships=()))
-            if served["from_ms"] is not None:
-                lanes[lane.bundle] = replace(
-                    lane, ownerships=(*lane.ownerships, ServedTime(**served))
-                )
+            served = Row(**{name: row.pop(name) for name in ("broker", "from_ms", "to_ms", "how")})
+            lane = lanes.setdefault(row["bundle"], Row(**row, ownerships=[]))
+            if served.from_ms is not None:
+                lane.ownerships.append(served)
         return Few(shown=tuple(lanes.values()), count=count)
 
     def owned(self) -> Grid:
@@ -355,7 +338,7 @@ class Queries:
             **self._rows(query)[0],
         )
 
-    def reasons(self) -> Few[Reason]:
+    def reasons(self) -> Few:
         """Return the most frequent reasons for moves."""
         query = """
             SELECT said AS text, min(reason) AS example, count(*) AS count,
@@ -363,9 +346,9 @@ class Queries:
                 count(*) OVER () AS found
             FROM moves GROUP BY said ORDER BY count DESC, text LIMIT $most
         """
-        return self._few(Reason, query, most=figures.REASONS_MAX)
+        return self._few(query, most=figures.REASONS_MAX)
 
-    def bundle_moves(self) -> Few[BundleMoves]:
+    def bundle_moves(self) -> Few:
         """Return the bundles that moved most often, with their most frequent reasons."""
         query = """
             WITH of_reason AS (
@@ -381,9 +364,9 @@ class Queries:
                 count(*) OVER () AS found
             FROM ranked GROUP BY bundle ORDER BY 2 DESC, 3 DESC, bundle LIMIT $most
         """
-        return self._few(BundleMoves, query, most=figures.MOVERS_MAX, each=figures.REASONS_EACH_MAX)
+        return self._few(query, most=figures.MOVERS_MAX, each=figures.REASONS_EACH_MAX)
 
-    def broker_moves(self) -> Few[BrokerMoves]:
+    def broker_moves(self) -> Few:
         """Return the brokers with the most moves to and from them."""
         query = """
             SELECT broker, count_if(side = 'gave' AND went) AS gave,
@@ -394,12 +377,12 @@ class Queries:
                 FROM moves UNPIVOT (broker FOR side IN (source AS gave, destination AS got))
             ) GROUP BY broker ORDER BY count(*) DESC, broker LIMIT $most
         """
-        return self._few(BrokerMoves, query, most=figures.MOVERS_MAX)
+        return self._few(query, most=figures.MOVERS_MAX)
 
     # --- deaths, splits, merges, decisions
     # ---------------------------------------------------------------------------------------------
 
-    def deaths(self) -> Few[Death]:
+    def deaths(self) -> Few:
         """Return the latest ends of brokers in log order, with the time until their bundles had
         owners again.
         """
@@ -425,13 +408,13 @@ class Queries:
                 max(ms - at_ms) AS healed_ms
             FROM ends LEFT JOIN healed USING (log_offset) GROUP BY ALL ORDER BY log_offset
         """
-        found = self._few(Death, query, most=figures.DEATHS_MAX)
+        found = self._few(query, most=figures.DEATHS_MAX)
         return found if found.count else self._takeovers()
 
-    def splits_and_merges(self) -> Few[SplitOrMerge]:
+    def splits_and_merges(self) -> Few:
         """Return the latest splits and merges in log order."""
         query = """
-            FROM (
+            SELECT * EXCLUDE (ended, began) FROM (
                 SELECT any_value(kind) AS kind, epoch_ms(any_value(logged_at)) AS at_ms,
                     log_offset AS "offset", any_value(publisher) AS publisher,
                     any_value(reason) AS reason,
@@ -446,11 +429,9 @@ class Queries:
                 ORDER BY log_offset DESC LIMIT $most
             ) ORDER BY "offset"
         """
-        return self._few(
-            SplitOrMerge, query, parts=figures.PARTS_MAX, most=figures.SPLITS_AND_MERGES_MAX
-        )
+        return self._few(query, parts=figures.PARTS_MAX, most=figures.SPLITS_AND_MERGES_MAX)
 
-    def decisions(self) -> Few[Decided]:
+    def decisions(self) -> Few:
         """Count the results of the balancing rounds, most frequent first."""
         query = """
             SELECT coalesce(kind, '?') AS kind, coalesce(strategy, '?') AS strategy,
@@ -459,9 +440,9 @@ class Queries:
             FROM decisions WHERE kind IS DISTINCT FROM 'outcome'
             GROUP BY ALL ORDER BY count DESC, 1, 2, 3, 4 LIMIT $most
         """
-        return self._few(Decided, query, most=figures.DECISIONS_MAX)
+        return self._few(query, most=figures.DECISIONS_MAX)
 
-    def _takeovers(self) -> Few[Death]:
+    def _takeovers(self) -> Few:
         """Return the deaths in a Pulsar cluster. No record states one: the leader takes the bundles
         of the broker one by one.
         """
@@ -485,7 +466,7 @@ class Queries:
                 FROM numbered GROUP BY broker, number ORDER BY "offset" DESC LIMIT $most
             ) ORDER BY "offset"
         """
-        return self._few(Death, query, break_ms=_TAKEOVER_MS, most=figures.DEATHS_MAX)
+        return self._few(query, break_ms=_TAKEOVER_MS, most=figures.DEATHS_MAX)
 
     # --- rows
     # ----------------------------------------------------------------------------------------------
@@ -493,21 +474,17 @@ class Queries:
     def _rows(self, query: str, **parameters: object) -> list[dict[str, Any]]:
         result = self._db.execute(query, parameters)
         names = [column[0] for column in result.description]
-        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        rows = (
+            (tuple(cell) if isinstance(cell, list) else cell for cell in row)
+            for row in result.fetchall()
+        )
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _all(self, kind: type[Shown], query: str, **parameters: object) -> tuple[Shown, ...]:
-        """Return the rows as `kind`, whose fields have the names of the columns."""
-        return tuple(_made(kind, row) for row in self._rows(query, **parameters))
+    def _all(self, query: str, **parameters: object) -> tuple[Row, ...]:
+        return tuple(Row(**row) for row in self._rows(query, **parameters))
 
-    def _few(self, kind: type[Shown], query: str, **parameters: object) -> Few[Shown]:
+    def _few(self, query: str, **parameters: object) -> Few:
         """Return the first rows. Their column `found` has the count of all."""
         rows = self._rows(query, **parameters)
-        count = rows[0]["found"] if rows else 0
-        return Few(shown=tuple(_made(kind, row) for row in rows), count=count)
-
-
-def _made(kind: type[Shown], row: Mapping[str, Any]) -> Shown:
-    cells = {field.name: row[field.name] for field in fields(kind)}
-    return kind(
-        **{name: tuple(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
-    )
+        counts = [row.pop("found") for row in rows]
+        return Few(shown=tuple(Row(**row) for row in rows), count=max(counts, default=0))

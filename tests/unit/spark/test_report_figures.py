@@ -18,13 +18,9 @@ from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.report.figures import (
     BINS,
-    Broken,
-    BrokerMoves,
-    Counted,
-    Decided,
     Period,
     Report,
-    SplitOrMerge,
+    Row,
 )
 from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.report.queries import Queries, opened
@@ -201,8 +197,8 @@ def test_the_move_its_pause_and_its_reason(report: Report) -> None:
         (each.bundle, each.reasons) for each in report.bundle_moves.shown
     ]
     assert (
-        BrokerMoves(broker="b1", gave=1, got=0, failed=0),
-        BrokerMoves(broker="b2", gave=0, got=1, failed=0),
+        Row(broker="b1", gave=1, got=0, failed=0),
+        Row(broker="b2", gave=0, got=1, failed=0),
     ) == report.broker_moves.shown
 
 
@@ -212,7 +208,7 @@ def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> N
         (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms)
         for death in report.deaths.shown
     ]
-    split = SplitOrMerge(
+    split = Row(
         kind="split",
         at_ms=at(16),
         offset=16,
@@ -227,15 +223,14 @@ def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> N
     assert [("Skip", 2), ("Success", 1)] == [
         (each.result, each.count) for each in report.decisions.shown
     ]
-    assert isinstance(report.decisions.shown[0], Decided)
     assert [("b1",), {0.25, None}, BINS] == [
         report.cpu.brokers,
         set(report.cpu.rows[0]),
         len(report.cpu.rows[0]),
     ]
     assert LAST == sum(each.count for each in report.records)
-    assert Counted(kind=None, verdict="malformed", count=1) in report.records
-    assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [
+    assert Row(kind=None, verdict="malformed", count=1) in report.records
+    assert [(Row(rule="token_fell", count=1),), 1, (9, 11)] == [
         report.broken,
         report.findings.count,
         report.findings.shown[0].offsets,

@@ -14,22 +14,12 @@ from hypothesis import strategies as st
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.report.figures import (
     BINS,
-    Broken,
-    BrokerMoves,
-    BundleMoves,
-    Counted,
-    Death,
-    Decided,
     Few,
-    Found,
     Grid,
-    Lane,
     Moves,
     Period,
-    Reason,
     Report,
-    ServedTime,
-    SplitOrMerge,
+    Row,
 )
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import (
@@ -48,10 +38,10 @@ EMPTY = Report(archive="ch.db.archive", url="sqlite:ch.db", held=None, period=No
 QUIET = replace(EMPTY, held=PERIOD, period=PERIOD, reach=Reach(audited=0, end=0))
 FULL = replace(
     QUIET,
-    broken=(Broken(rule="token_fell", count=2), Broken(rule="of_later", count=1)),
+    broken=(Row(rule="token_fell", count=2), Row(rule="of_later", count=1)),
     findings=Few(
         shown=(
-            Found(
+            Row(
                 rule="token_fell",
                 subject=f"bundle:{BUNDLE}",
                 offsets=tuple(range(10, 20)),
@@ -64,21 +54,19 @@ FULL = replace(
         count=3,
     ),
     records=(
-        Counted(kind="bundle", verdict="accepted", count=1_500),
-        Counted(kind="bundle", verdict="stale", count=7),
-        Counted(kind=None, verdict="malformed", count=2),
+        Row(kind="bundle", verdict="accepted", count=1_500),
+        Row(kind="bundle", verdict="stale", count=7),
+        Row(kind=None, verdict="malformed", count=2),
     ),
     lanes=Few(
         shown=(
-            Lane(
+            Row(
                 namespace="t/n",
                 bundle=BUNDLE,
                 changes=2,
                 ownerships=(
-                    ServedTime(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
-                    ServedTime(
-                        broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None
-                    ),
+                    Row(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+                    Row(broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None),
                 ),
             ),
         ),
@@ -98,22 +86,18 @@ FULL = replace(
     ),
     reasons=Few(
         shown=(
-            Reason(
-                text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20
-            ),
+            Row(text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20),
         ),
         count=1,
     ),
     bundle_moves=Few(
-        shown=(
-            BundleMoves(bundle=BUNDLE, count=4, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),
-        ),
+        shown=(Row(bundle=BUNDLE, count=4, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),),
         count=1,
     ),
-    broker_moves=Few(shown=(BrokerMoves(broker="b1", gave=3, got=0, failed=1),), count=1),
+    broker_moves=Few(shown=(Row(broker="b1", gave=3, got=0, failed=1),), count=1),
     deaths=Few(
         shown=(
-            Death(
+            Row(
                 broker="b1",
                 kind="down",
                 at_ms=BEGAN_MS + 60_000,
@@ -128,7 +112,7 @@ FULL = replace(
     ),
     splits_and_merges=Few(
         shown=(
-            SplitOrMerge(
+            Row(
                 kind="split",
                 at_ms=BEGAN_MS,
                 offset=5,
@@ -144,9 +128,7 @@ FULL = replace(
     ),
     decisions=Few(
         shown=(
-            Decided(
-                kind="unload", strategy="transfer", result="Success", cause="Overloaded", count=12
-            ),
+            Row(kind="unload", strategy="transfer", result="Success", cause="Overloaded", count=12),
         ),
         count=1,
     ),
@@ -253,7 +235,8 @@ def test_sections_show_their_figures_and_how_many_they_leave_out() -> None:
 def test_a_card_shows_how_long_bundles_of_dead_brokers_had_no_owner(
     bundles: int, waiting: int, healed_ms: int | None, shows: str
 ) -> None:
-    death = replace(FULL.deaths.shown[0], bundles=bundles, waiting=waiting, healed_ms=healed_ms)
+    shown = {"bundles": bundles, "waiting": waiting, "healed_ms": healed_ms}
+    death = Row(**{**vars(FULL.deaths.shown[0]), **shown})
     report = replace(FULL, deaths=Few(shown=(death,), count=1))
     assert shows in page(report, (), zone=UTC, written_ms=BEGAN_MS)
 
@@ -320,15 +303,13 @@ def test_names_in_pictures_are_not_formulas(broker: str) -> None:
     """A name with dollars is drawn as it is: in the strip chart, its legend, above it, and beside a
     heat map.
     """
-    lane = Lane(
+    lane = Row(
         namespace=f"t/{broker}",
         bundle=f"t/{broker}/0x00000000_0x80000000",
         changes=1,
-        ownerships=(
-            ServedTime(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
-        ),
+        ownerships=(Row(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),),
     )
-    death = Death(
+    death = Row(
         broker=broker,
         kind="down",
         at_ms=BEGAN_MS + 60_000,
