@@ -27,8 +27,8 @@ from equipoise.spark_jobs.audit.reporting import PRINTED_MAX, Reach, lines
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
-from equipoise.spark_jobs.sequence.pulsar import PulsarRows, finding_row, load_rows
-from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.sequence.pulsar import PulsarRows, load_rows
+from equipoise.spark_jobs.sequence.rows import Table, finding_row
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import PulsarOptions, Screen

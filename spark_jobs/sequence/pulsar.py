@@ -31,8 +31,8 @@ from equipoise.pulsar_cluster.table import Rejection, StateChange, server_of
 from equipoise.pulsar_cluster.table import Table as Bundles
 from equipoise.spark_jobs.rules import pulsar as rules
 from equipoise.spark_jobs.rules.facts import subject
-from equipoise.spark_jobs.rules.rule import ACCEPTED, Finding
-from equipoise.spark_jobs.sequence.rows import LASTING, Emitted, Table
+from equipoise.spark_jobs.rules.rule import ACCEPTED
+from equipoise.spark_jobs.sequence.rows import LASTING, Emitted, Table, finding_row
 
 MessageRow = tuple[int, str, str, int, bytes | None, str]
 """Offset, message id, bundle, Unix time in ms, value and producer of a message, as a recording has
@@ -199,21 +199,6 @@ class PulsarRows:
                 message.offset,
                 message.published_ms,
             )
-
-
-def finding_row(finding: Finding) -> Emitted:
-    """Return the row of a finding."""
-    return Emitted(
-        Table.FINDINGS,
-        finding.subject,
-        finding.offsets[-1],
-        finding.ordinal,
-        finding.at_ms,
-        finding.rule,
-        finding.publisher,
-        None,
-        finding.to_bytes(),
-    )
 
 
 def _standing(record: StateRecord | None) -> _Standing:

@@ -9,21 +9,23 @@ file that is unavailable. So the driver checks the log itself.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Final, Self, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, Self
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from rich.console import Console
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
@@ -36,8 +38,8 @@ LOOK_MS: Final = 10_000
 connection."""
 
 SILENCE_MS: Final = 30_000
-"""Time without a batch before a message although the log answers (brokers renew every few seconds),
-and before one about a slow check."""
+"""Time without a batch before a message although the log answers: brokers renew every few seconds.
+"""
 
 REMIND_MS: Final = 60_000
 """Interval of reminders that the log cannot be read. New problems do not shorten it: Kafka words
@@ -54,9 +56,6 @@ class Seen:
 
     problem: str | None = None
     is_away: bool = True
-
-
-_NO_ANSWER: Final = Seen(f"it has not answered within {SILENCE_MS // 1_000} s")
 
 
 def look(url: str) -> Seen:
@@ -82,41 +81,29 @@ class Silence:
     def __init__(self, name: str, now_ms: int) -> None:
         """`now_ms` is the start of the stream."""
         self._name = name
-        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = now_ms
-        self._has_batches = False
-        self._is_looking = False
-        self._idle_ms: int | None = None
-        self._outage: Seen | None = None
-        self._outage_reported_ms = 0
-        self._reported: str | None = None
+        self._batch_ms = self._there_ms = self._looked_ms = now_ms
+        self._outage_reported_ms: int | None = None
+        self._is_looking = self._is_quiet_reported = False
 
     @property
     def missed_since_ms(self) -> int | None:
         """Since when nothing has come from a log that does not answer; None if it answers, as far
         as is known.
         """
-        return None if self._outage is None else self._there_ms
+        return None if self._outage_reported_ms is None else self._there_ms
 
-    def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
-        """Record the end of a batch and yield messages. It proves that the log was available when
-        the batch began, not later.
-        """
-        if self._outage is None or began_ms > self._looked_ms:
-            yield from self._there(began_ms, now_ms)
-        self._batch_ms = self._quiet_ms = now_ms
-        self._has_batches, self._idle_ms, self._reported = True, None, None
-
-    def idle(self, now_ms: int) -> None:
-        """Record that Spark found nothing new, which it reports every 10 s. No batch is running
-        then.
-        """
-        self._idle_ms = now_ms
+    def batch(self, now_ms: int) -> None:
+        """Record the end of a batch. It may have begun before an outage, so it does not end one."""
+        self._batch_ms, self._is_quiet_reported = now_ms, False
+        if self._outage_reported_ms is None:
+            self._there_ms = now_ms
 
     def wants_look(self, now_ms: int) -> bool:
         """Return whether the caller should check the log now and pass the result to `seen`. One
         check runs at a time.
         """
-        if self._is_looking or min(now_ms - self._batch_ms, now_ms - self._looked_ms) < LOOK_MS:
+        quiet_ms = now_ms - self._batch_ms if self._outage_reported_ms is None else LOOK_MS
+        if self._is_looking or min(quiet_ms, now_ms - self._looked_ms) < LOOK_MS:
             return False
         self._is_looking, self._looked_ms = True, now_ms
         return True
@@ -124,54 +111,26 @@ class Silence:
     def seen(self, now_ms: int, seen: Seen) -> Iterator[str]:
         """Record the result of a check and yield messages."""
         self._is_looking = False
-        if seen.problem is None:
-            yield from self._there(now_ms, now_ms)
-            yield from self._quiet(now_ms)
-        elif self._looked_ms >= self._there_ms:
-            # Else a batch has begun since the check did, and its result is outdated.
-            yield from self._missed(now_ms, seen)
-
-    def wait(self, now_ms: int) -> Iterator[str]:
-        """Yield a message if a check takes too long."""
-        if self._is_looking and now_ms - max(self._looked_ms, self._there_ms) >= SILENCE_MS:
-            yield from self._missed(now_ms, _NO_ANSWER)
-
-    def _missed(self, now_ms: int, outage: Seen) -> Iterator[str]:
-        is_known = self._outage is not None
-        self._outage = outage
-        if is_known and now_ms - self._outage_reported_ms < REMIND_MS:
+        missed_s, reported_ms = (now_ms - self._there_ms) // 1_000, self._outage_reported_ms
+        if seen.problem is not None:
+            is_outdated = self._there_ms > self._looked_ms  # A batch has ended since it began.
+            if not is_outdated and (reported_ms is None or now_ms - reported_ms >= REMIND_MS):
+                self._outage_reported_ms = now_ms
+                what = "is unavailable" if seen.is_away else "cannot be read"
+                yield (
+                    f"{self._name} {what}, and nothing has come from it for {missed_s} s:"
+                    f" {seen.problem}; waiting"
+                )
             return
-        self._outage_reported_ms = now_ms
-        what = "is unavailable" if outage.is_away else "cannot be read"
-        missed_s = (now_ms - self._there_ms) // 1_000
-        yield (
-            f"{self._name} {what}, and nothing has come from it for {missed_s} s: {outage.problem};"
-            " waiting"
-        )
-
-    def _there(self, at_ms: int, now_ms: int) -> Iterator[str]:
-        """Record, at `now_ms`, that the log was available at `at_ms`."""
-        if self._outage is not None:
+        self._there_ms, self._outage_reported_ms = now_ms, None
+        if reported_ms is not None:
+            yield f"{self._name} is available again; nothing came from it for {missed_s} s"
+        elif now_ms - self._batch_ms >= SILENCE_MS and not self._is_quiet_reported:
+            self._is_quiet_reported = True
             yield (
-                f"{self._name} is available again; nothing came from it for"
-                f" {(at_ms - self._there_ms) // 1_000} s"
+                f"no batch has ended for {(now_ms - self._batch_ms) // 1_000} s, although"
+                f" {self._name} answers: it has no new entries, or this machine is slow; waiting"
             )
-            self._outage = None
-            self._quiet_ms = now_ms  # The wait until now has been reported.
-        self._there_ms = max(self._there_ms, at_ms)
-
-    def _quiet(self, now_ms: int) -> Iterator[str]:
-        if now_ms - self._quiet_ms < SILENCE_MS:
-            return
-        if self._idle_ms is not None and now_ms - self._idle_ms < SILENCE_MS:
-            why = f"{self._name} has no new entries; waiting"
-        elif self._has_batches:
-            why = f"{self._name} answers, but this machine is slow to process its entries; waiting"
-        else:
-            why = "the first batch takes longest, especially on a busy machine; waiting"
-        if why != self._reported:
-            self._reported = why
-            yield f"no batch has ended for {(now_ms - self._batch_ms) // 1_000} s: {why}"
 
 
 WINDOW_MS: Final = 10_000
@@ -180,9 +139,6 @@ WINDOW_MS: Final = 10_000
 _BATCHES_MAX: Final = 1_000  # Enough for a full window of 10 ms batches; none is shorter.
 
 _BATCHES_MIN: Final = 2
-
-_KIB: Final = 1_024
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,40 +180,17 @@ def _behind(sources: list[Mapping[str, Any]]) -> int | None:
     """Return how far the newest offsets in the sources are beyond the batch's end."""
     behind = 0
     for source in sources:
-        newest, end = (
-            dict(_numbers(_object(source.get("latestOffset")))),
-            dict(_numbers(_object(source.get("endOffset")))),
-        )
+        newest, end = (_numbers(source.get(name)) for name in ("latestOffset", "endOffset"))
         if not newest:
             return None
-        # A part without an end offset, such as a new topic, is behind from its first offset.
-        behind += sum(max(0, offset - end.get(name, 0)) for name, offset in newest.items())
+        behind += max(0, sum(newest) - sum(end))
     return behind
 
 
-def _object(offset: object) -> object:
-    """Return an offset as parsed JSON. Spark gives some as a string of JSON."""
-    if not isinstance(offset, str):
-        return offset
-    try:
-        return orjson.loads(offset)
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield each integer in an offset of any shape, with the path to it."""
-    match offsets:
-        case bool():
-            return
-        case int():
-            yield name, offsets
-        case dict():
-            for key in sorted(offsets):
-                yield from _numbers(offsets[key], f"{name}/{key}")
-        case list():
-            for place, part in enumerate(offsets):
-                yield from _numbers(part, f"{name}/{place}")
+def _numbers(offset: object) -> list[int]:
+    """Return the numbers in an offset of Spark: JSON of any shape, or a string of it."""
+    text = offset if isinstance(offset, str) else orjson.dumps(offset).decode()
+    return [int(number) for number in re.findall(r":\s*(\d+)", text)]
 
 
 def progress_line(
@@ -277,19 +210,11 @@ def progress_line(
         parts.append(f"{done.behind:,} behind")
     parts += [
         f"batch {done.batch} in {done.took_ms / 1_000:.1f} s",
-        f"state {done.state_rows:,} rows, {size(done.state_bytes)}",
+        f"state {done.state_rows:,} rows, {decimal(done.state_bytes)}",
     ]
     if found is not None:
         parts.append("1 finding" if found == 1 else f"{found:,} findings")
     return " · ".join(parts)
-
-
-def size(count: int) -> str:
-    """Format a number of bytes in the largest unit that gives at least 1."""
-    amount, unit = float(count), 0
-    while amount >= _KIB and unit < len(_UNITS) - 1:
-        amount, unit = amount / _KIB, unit + 1
-    return f"{count} B" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
 
 
 class Rate:
@@ -316,11 +241,30 @@ class Rate:
 NOTE_MS: Final = 10_000
 """How often to print a progress line where there is no live line, such as in a log file."""
 
-_Item = TypeVar("_Item")
-
 
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+_GAUGES: Final[Mapping[str, str]] = {
+    "rows_per_second": "Entries it takes a second, over the last ten seconds.",
+    "entries_behind": "Entries that its sources hold and it has not taken yet.",
+    "batch_seconds": "How long the last batch took.",
+    "state_rows": "Rows in the state of its operators.",
+    "state_bytes": "The memory that this state takes.",
+    "quiet_seconds": "The time since the last batch ended.",
+    "log_missed_seconds": (
+        "How long nothing has come from its log, which does not answer; 0 while it does."
+    ),
+    "audited_offset": "The offset up to which the audit has checked all records.",
+    "log_end_offset": "The last offset of the log, at that time.",
+}
+_COUNTERS: Final[Mapping[str, str]] = {
+    "rows_total": "Entries that this job has taken from its sources since its start.",
+    "batches_total": "Batches that it has finished since its start.",
+    "restarts_total": "How often its stream failed and was started again.",
+}
+_OF_AUDITS: Final = ("audited_offset", "log_end_offset")
 
 
 class StreamMetrics:
@@ -334,48 +278,23 @@ class StreamMetrics:
         """`rules` are the names of what the job may find."""
         self.registry = CollectorRegistry()
         self._ended_ms = _now_ms()
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"equipoise_{job}_{name}", text, registry=self.registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"equipoise_{job}_{name}", text, labels, registry=self.registry)
-
-        self._rows = counter(
-            "rows_total", "Entries that this job has taken from its sources since its start."
-        )
-        self._batches = counter("batches_total", "Batches that it has finished since its start.")
-        self._rate = gauge(
-            "rows_per_second", "Entries it takes a second, over the last ten seconds."
-        )
-        self._behind = gauge(
-            "entries_behind", "Entries that its sources hold and it has not taken yet."
-        )
-        self._batch = gauge("batch_seconds", "How long the last batch took.")
-        self._state_rows = gauge("state_rows", "Rows in the state of its operators.")
-        self._state_bytes = gauge("state_bytes", "The memory that this state takes.")
-        quiet = gauge("quiet_seconds", "The time since the last batch ended.")
-        quiet.set_function(lambda: (_now_ms() - self._ended_ms) / 1_000)
         self._missed_since_ms: int | None = None
-        missed = gauge(
-            "log_missed_seconds",
-            "How long nothing has come from its log, which does not answer; 0 while it does.",
+        prefix = f"equipoise_{job}_"
+        self._gauges = {
+            name: Gauge(prefix + name, text, registry=self.registry)
+            for name, text in _GAUGES.items()
+            if rules or name not in _OF_AUDITS
+        }
+        self._counters = {
+            name: Counter(prefix + name, text, registry=self.registry)
+            for name, text in _COUNTERS.items()
+        }
+        self._gauges["quiet_seconds"].set_function(lambda: _seconds_since(self._ended_ms))
+        self._gauges["log_missed_seconds"].set_function(
+            lambda: _seconds_since(self._missed_since_ms)
         )
-        missed.set_function(
-            lambda: (
-                0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000
-            )
-        )
-        self._audited = self._end = None
-        if rules:
-            self._audited = gauge(
-                "audited_offset", "The offset up to which the audit has checked all records."
-            )
-            self._end = gauge("log_end_offset", "The last offset of the log, at that time.")
-        self._restarts = counter(
-            "restarts_total", "How often its stream failed and was started again."
-        )
-        self._findings = counter("findings_total", "What it has found since its start.", "rule")
+        text = "What it has found since its start."
+        self._findings = Counter(f"{prefix}findings_total", text, ["rule"], registry=self.registry)
         for rule in rules:
             # From 0: a series that appears with its first event has no rate.
             self._findings.labels(rule)
@@ -383,14 +302,18 @@ class StreamMetrics:
     def batch(self, done: BatchDone, *, rows_per_second: float) -> None:
         """Count a finished batch."""
         self._ended_ms = _now_ms()
-        self._rows.inc(done.rows)
-        self._batches.inc()
-        self._rate.set(rows_per_second)
-        if done.behind is not None:  # Else keep the last known value.
-            self._behind.set(done.behind)
-        self._batch.set(done.took_ms / 1_000)
-        self._state_rows.set(done.state_rows)
-        self._state_bytes.set(done.state_bytes)
+        self._counters["rows_total"].inc(done.rows)
+        self._counters["batches_total"].inc()
+        found = {
+            "rows_per_second": rows_per_second,
+            "entries_behind": done.behind,
+            "batch_seconds": done.took_ms / 1_000,
+            "state_rows": done.state_rows,
+            "state_bytes": done.state_bytes,
+        }
+        for name, value in found.items():
+            if value is not None:  # Else keep the last known value.
+                self._gauges[name].set(value)
 
     def found(self, rule: str, count: int) -> None:
         """Count findings of one rule."""
@@ -398,9 +321,8 @@ class StreamMetrics:
 
     def reached(self, *, audited: int, end: int) -> None:
         """Set how far an audit has come."""
-        if self._audited is not None and self._end is not None:
-            self._audited.set(audited)
-            self._end.set(end)
+        for name, value in zip(_OF_AUDITS, (audited, end), strict=True):
+            self._gauges[name].set(value)
 
     def missed(self, since_ms: int | None) -> None:
         """Set since when the log has not answered; None if it answers."""
@@ -408,7 +330,11 @@ class StreamMetrics:
 
     def restarted(self) -> None:
         """Count a restart of the stream."""
-        self._restarts.inc()
+        self._counters["restarts_total"].inc()
+
+
+def _seconds_since(at_ms: int | None) -> float:
+    return 0 if at_ms is None else (_now_ms() - at_ms) / 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +380,7 @@ class Watch:
         self._log = log
         self._rate = Rate()
         self._last: BatchDone | None = None
-        self._batches = 0
+        self.batches = 0
         self._batch_ms = self._noted_ms = _now_ms()
         self._rate.add(self._batch_ms, 0)
         self._silence = Silence("" if log is None else log.name, self._batch_ms)
@@ -463,11 +389,6 @@ class Watch:
             if screen.is_live
             else None
         )
-
-    @property
-    def batches(self) -> int:
-        """How many finished batches have been shown."""
-        return self._batches
 
     @property
     def findings(self) -> Tally[str]:
@@ -504,21 +425,19 @@ class Watch:
         """Print a progress line now. Other threads call `remark`."""
         self._beside(self._screen.note, line)
 
-    def idle(self) -> None:
-        """Record that the job found nothing new in its sources."""
-        self._waiting.put(lambda: self._silence.idle(_now_ms()))
-
     def show(self) -> None:
         """Print queued lines and the progress."""
         self._print()
         self._report()
 
     def _print(self) -> None:
-        for waiting in _taken(self._waiting):
+        for _ in range(self._waiting.qsize()):  # Items added meanwhile wait for the next call.
+            waiting = self._waiting.get_nowait()  # Only this thread takes any.
             if isinstance(waiting, BatchDone):
                 self._take(waiting)
             elif isinstance(waiting, Seen):
-                self._note_all(self._silence.seen(_now_ms(), waiting))
+                for line in self._silence.seen(_now_ms(), waiting):
+                    self.note(line)
             else:
                 waiting()
 
@@ -529,16 +448,12 @@ class Watch:
 
     def _take(self, done: BatchDone) -> None:
         now_ms = _now_ms()
-        self._note_all(self._silence.batch(now_ms, began_ms=now_ms - done.took_ms))
+        self._silence.batch(now_ms)
         self._last, self._batch_ms = done, now_ms
-        self._batches += 1
+        self.batches += 1
         self.rows += done.rows
         self._rate.add(now_ms, done.rows)
         self._metrics.batch(done, rows_per_second=self._rate.per_second(now_ms))
-
-    def _note_all(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.note(line)
 
     def _look(self) -> None:
         assert self._log is not None, "only a log that is named is looked at"
@@ -550,7 +465,6 @@ class Watch:
             # On a thread, because a check of an unavailable log takes as long as its client waits.
             # Only one runs at a time.
             threading.Thread(target=self._look, name="log-look", daemon=True).start()
-        self._note_all(self._silence.wait(now_ms))
         missed_since_ms = self._silence.missed_since_ms
         self._metrics.missed(missed_since_ms)
         if self._last is None:
@@ -582,15 +496,6 @@ class Watch:
             self._live.stop()
 
 
-def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
-    """Yield what is in the queue now. Items added meanwhile wait for the next call."""
-    for _ in range(queue.qsize()):
-        try:
-            yield queue.get_nowait()
-        except Empty:
-            return
-
-
 @contextmanager
 def watching(
     job: str,
@@ -608,24 +513,17 @@ def watching(
     """
     metrics = StreamMetrics(job, rules=rules)
     watch = Watch(job, screen, metrics=metrics, log=log, finds=bool(rules))
-    if metrics_port is None:
-        try:
-            yield watch
-        finally:
-            watch.close()
-        return
-    try:
-        server, thread = start_http_server(metrics_port, registry=metrics.registry)
-    except OSError as error:
-        problem = error.strerror or str(error)
-        raise CallerError(
-            f"cannot serve metrics at port {metrics_port}: {problem}; name another port with"
-            " --metrics-port"
-        ) from error
-    try:
+    with ExitStack() as stack:
+        stack.callback(watch.close)
+        if metrics_port is not None:
+            try:
+                server, thread = start_http_server(metrics_port, registry=metrics.registry)
+            except OSError as error:
+                problem = error.strerror or str(error)
+                raise CallerError(
+                    f"cannot serve metrics at port {metrics_port}: {problem}; name another port"
+                    " with --metrics-port"
+                ) from error
+            for end in (thread.join, server.server_close, server.shutdown):
+                stack.callback(end)
         yield watch
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-        watch.close()

@@ -233,39 +233,24 @@ def check_extra(extra: str) -> None:
             raise missing_extra(what=what, extra=extra)
 
 
-def java_program(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the `java` that Spark will start: from JAVA_HOME, else the first on the path. Raise
-    `OperatorError` if there is none.
+def check_java(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the version of the Java that Spark will use: from JAVA_HOME, else the first on the
+    path. Raise `OperatorError` if there is none, or if it is too old or unknown.
     """
     home = environment.get("JAVA_HOME")
-    if home:
-        program = Path(home) / "bin" / "java"
-        if not os.access(program, os.X_OK):
-            raise _no_java(f"JAVA_HOME is {home}, and {program} does not exist")
-        return str(program)
-    found = shutil.which("java", path=environment.get("PATH"))
-    if found is None:
+    program = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
+    if program is None:
         raise _no_java("there is no program `java` on the path, and JAVA_HOME is not set")
-    return found
-
-
-def check_java(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the version of the Java that Spark will use. Raise `OperatorError` if it is too old or
-    unknown.
-    """
-    program = java_program(environment)
     try:
         answer = subprocess.run(
             [program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _no_java(f"{program} cannot be asked for its version: {error}") from error
-    found = _find_version(answer.stderr + answer.stdout)
+    said = answer.stderr + answer.stdout
+    found = _find_version(said)
     if answer.returncode or found is None:
-        raise _no_java(
-            f"{program} does not report its version:"
-            f" {(answer.stderr + answer.stdout).strip()[:200]!r}"
-        )
+        raise _no_java(f"{program} does not report its version: {said.strip()[:200]!r}")
     version = int(found[1])
     if version < JAVA_MIN:
         raise _no_java(f"{program} is Java {version}")
