@@ -24,7 +24,7 @@ BEGAN: Final = datetime(2025, 11, 22, 23, 59, tzinfo=UTC)
 DAY, NEXT_DAY = date(2025, 11, 22), date(2025, 11, 23)
 LEFT, RIGHT = "acme/orders/0x00000000_0x40000000", "acme/orders/0x40000000_0xffffffff"
 
-_find_queries: Final = re.compile(r"\n([^\n]+)\n\n```sql\n(.*?)```", re.DOTALL).findall
+_find_queries: Final = re.compile(r"\n((?:[^\n]+\n)+)\n```sql\n(.*?)```", re.DOTALL).findall
 
 Row = Mapping[str, Any]
 
@@ -56,6 +56,8 @@ def _move(offset: int, bundle: str, way: str, result: str = "done", **more: obje
     return {
         "log_offset": offset,
         "logged_at": at(offset),
+        "ended_offset": offset,
+        "ended_at": at(offset),
         "namespace": "acme/orders",
         "bundle": bundle,
         "source": source,
@@ -102,6 +104,12 @@ def _round(offset: int, kind: str, result: str, cause: str, **more: object) -> R
         "cause": cause,
         **more,
     }
+
+
+def _done(bundle: str, **more: object) -> Row:
+    """Return a move of an outcome: b2 was to have the mean load, from half of it."""
+    loads = {"destination_before": 0.5, "destination_after": 1.0}
+    return {"bundle": bundle, "source": "b1", "destination": "b2", "reason": "hot", **loads, **more}
 
 
 _STAYS: Final = [{"subject": "b1", "reason": "it is even"}]
@@ -156,14 +164,14 @@ _ROWS: Final[Mapping[Table, Sequence[Row]]] = {
         _round(1, "shed", "Skip", "HitCount", deviation=0.5, reason="even", stays=_STAYS),
         _round(2, "shed", "Success", "Overloaded", deviation=0.25, stays=_STAYS),
         _round(
-            3,
+            14,
             "outcome",
             "Success",
             "Unknown",
             stays=[{"subject": LEFT, "reason": "it was gone"}],
             moves=[
-                {"bundle": LEFT, "predicted_ms": 10.0, "took_ms": 30},
-                {"bundle": RIGHT, "predicted_ms": 20.0, "took_ms": 10},
+                _done(LEFT, predicted_ms=10.0, took_ms=30),
+                _done(RIGHT, predicted_ms=20.0, took_ms=10),
             ],
             brokers=[
                 {"broker": "b1", "before": 1.5, "predicted": 1.0, "measured": 1.25},
@@ -188,6 +196,9 @@ _ROWS: Final[Mapping[Table, Sequence[Row]]] = {
     Table.GAPS: ({"log_offset": 9, "first_offset": 6, "last_offset": 8, "logged_at": at(9)},),
 }
 
+VIEW: Final = "Each move of the balancer"
+"""What the page gives the name `move_outcomes`."""
+
 ANSWERS: Final[Mapping[str, Sequence[tuple[object, ...]]]] = {
     "How long had each bundle no owner": [
         (DAY, LEFT, 1, 5_500),
@@ -205,7 +216,11 @@ ANSWERS: Final[Mapping[str, Sequence[tuple[object, ...]]]] = {
         (LEFT, "b1", "b3", "done", 1, 2, 3, "reason 65"),
     ],
     "Which pauses do clients notice?": [("acme/orders", 3, 10, 30)],
-    "Which policy moved most": [("BalancedShedder", 2, 15, 20, 0.5, 0, 0.125)],
+    VIEW: [
+        (14, "BalancedShedder", LEFT, "b1", "b2", "hot", 10, 10, 30, 0.5, 1, 1),
+        (14, "BalancedShedder", RIGHT, "b1", "b2", "hot", None, 20, 10, 0.5, 1, 1),
+    ],
+    "Which policy moved most": [("BalancedShedder", 2, 10, 15, 20, 0.5, 0, 0)],
     "Who asked for moves, and why did they fail?": [
         ("admin:ops", "destination_died", 1, "reason 13")
     ],
