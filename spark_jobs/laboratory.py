@@ -28,10 +28,9 @@ from equipoise.lab.search import (
 )
 from equipoise.lab.trace_files import traces_named
 from equipoise.lab.traces import Traces
-from equipoise.spark_jobs.streams.causes import cause_of, spark_failed
-from equipoise.spark_jobs.streams.interrupts import interruptible
+from equipoise.spark_jobs.streams.causes import cause_of
 from equipoise.spark_jobs.streams.options import LabOptions, Screen, counting
-from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,23 +124,21 @@ def _run_all(
         return finished, front
 
     # The runs may take hours, so a folder that cannot be written is reported before them.
-    interruptible(write, cancel=context.cancelAllJobs).result()
+    spark_work(context, "lab", write)
     try:
         with counting(screen, "running", total=len(planned), unit="runs") as report:
-            job = interruptible(
+            spark_work(
+                context,
+                "lab",
                 lambda: context.parallelize(planned, len(planned)).foreach(work),
-                cancel=context.cancelAllJobs,
                 meanwhile=lambda: report(len(done.value)),
             )
-        failure = job.exception()
-        if isinstance(failure, Exception):
-            raise spark_failed("lab", str(failure)) from failure
     except (KeyboardInterrupt, PeerError):
         screen.note(f"the job ended early: writing {len(done.value)} of {len(planned)} runs")
         with suppress(OperatorError):  # What ended the job is the error to report.
-            interruptible(write, cancel=context.cancelAllJobs).result()
+            spark_work(context, "lab", write)
         raise
-    return interruptible(write, cancel=context.cancelAllJobs).result()
+    return spark_work(context, "lab", write)
 
 
 class _Results(AccumulatorParam[list[FinishedRun]]):

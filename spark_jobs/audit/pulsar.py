@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pandas as pd
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.storagelevel import StorageLevel
 
@@ -29,11 +27,9 @@ from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows, load_rows
 from equipoise.spark_jobs.sequence.rows import Table, finding_row
-from equipoise.spark_jobs.streams.causes import spark_failed
-from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import PulsarOptions, Screen
 from equipoise.spark_jobs.streams.sequential_operator import ROWS_DDL, frames, with_time
-from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.schema import WRITTEN_BY
 from equipoise.spark_jobs.tables.writing import Writer, open_writer
@@ -84,7 +80,9 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
         open_writer, Place(options.archive), log=f"pulsar:{cluster}", url=str(options.recording)
     )
     with opened(writer="archive") as tables, opened(writer="audit") as audited:
-        job = interruptible(
+        found = spark_work(
+            spark.sparkContext,
+            "pulsar",
             lambda: _write(
                 audited_rows(
                     spark,
@@ -96,9 +94,7 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
                 tables,
                 audited,
             ),
-            cancel=spark.sparkContext.cancelAllJobs,
         )
-        found = job.result()
         reach = Reach(audited=messages - 1, end=messages - 1)
         reach.keep(options.archive, log=audited.log, url=audited.url)
     _print(found, options, screen)
@@ -114,22 +110,17 @@ def _write(rows: DataFrame, tables: Writer, audited: Writer) -> list[Finding]:
     """Write the rows (`EMITTED_DDL`) in place of those of an earlier run. Return the findings in
     order.
     """
-    try:
-        rows = rows.persist(StorageLevel.DISK_ONLY)
-        of_archive = rows.where(
-            F.col("table").isin([table.value for table in WRITTEN_BY["archive"]])
-        )
-        findings = rows.where(F.col("table") == Table.FINDINGS.value).toArrow()
-        last = of_archive.agg(F.max("offset")).first()
-        end = 0 if last is None or last[0] is None else last[0] + 1
-        tables.replace(
-            of_archive.where(F.col("offset").between(first, first + PART - 1)).toArrow()
-            for first in range(0, end, PART)
-        )
-        audited.replace([findings])
-        tables.save_state({})
-    except (PySparkException, Py4JError) as error:
-        raise spark_failed("pulsar", str(error)) from error
+    rows = rows.persist(StorageLevel.DISK_ONLY)
+    of_archive = rows.where(F.col("table").isin([table.value for table in WRITTEN_BY["archive"]]))
+    findings = rows.where(F.col("table") == Table.FINDINGS.value).toArrow()
+    last = of_archive.agg(F.max("offset")).first()
+    end = 0 if last is None or last[0] is None else last[0] + 1
+    tables.replace(
+        of_archive.where(F.col("offset").between(first, first + PART - 1)).toArrow()
+        for first in range(0, end, PART)
+    )
+    audited.replace([findings])
+    tables.save_state({})
     return [
         parse_finding(body)
         for body in findings.sort_by([("offset", "ascending"), ("ordinal", "ascending")])[

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Self
 
 from equipoise.channel.core.errors import (
     CallerError,
@@ -23,7 +23,6 @@ from equipoise.channel.core.errors import (
     PeerError,
     invalid_log_url,
 )
-from equipoise.channel.core.log import Log
 from equipoise.channel.core.side_log import SideLog, SideLogUnavailable
 from equipoise.channel.kafka.settings import HEADER_KEY, address_of, without_secrets
 from equipoise.channel.log.open_log import kafka_settings, log_path, open_log, open_side_log
@@ -60,56 +59,10 @@ class Batch(NamedTuple):
     ends: dict[str, int]
 
 
-class Reading(Protocol):
-    """One reader of a channel, for one thread. Each method raises `LogUnavailable` while the log is
-    away, and what `channel.core.log.Log.read` raises.
-    """
-
-    @property
-    def log(self) -> Log:
-        """The log."""
-        ...
-
-    def ends(self) -> dict[str, int]:
-        """Return the position after the newest entry of each source."""
-        ...
-
-    def batch(self, position: Positions, *, until: Positions | None = None) -> Batch:
-        """Return the next entries from `position`, below `until`; none at the end.
-
-        Entries that the log no longer has are left out. Evidence that is newer than the batch's
-        last record waits until the channel is read to its end.
-        """
-        ...
-
-    def wait(self, position: int, *, timeout_ms: int) -> bool:
-        """Wait until the channel has an entry at or above `position`. Return whether it has."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
-
-
-def open_reading(
-    url: str, *, sources: Collection[Source] = tuple(Source), identity: str | None = None
-) -> Reading:
-    """Open the log at `url` for these `sources`. With `identity` it must be that log.
-
-    Raises what `open_log` raises for a log that is not there, and `OperatorError` for another log.
-    """
-    path = log_path(url)
-    if path is not None:
-        return FileReading(url, path, sources=sources, identity=identity)
-    if not url.startswith("kafka:"):
-        raise invalid_log_url(
-            url=url, problem="a log of this kind lives in one process, and this is another"
-        )
-    return TopicReading(url, sources=sources, identity=identity)
-
-
 class FileReading:
-    """Read a log in a file. See `Reading`."""
+    """One reader of a channel in a file, for one thread. Each method raises `LogUnavailable` while
+    the log is away, and what `channel.core.log.Log.read` raises.
+    """
 
     def __init__(
         self, url: str, path: str, *, sources: Collection[Source], identity: str | None
@@ -125,11 +78,15 @@ class FileReading:
             raise
 
     def ends(self) -> dict[str, int]:
-        """See `Reading.ends`."""
+        """Return the position after the newest entry of each source."""
         return self._files.ends()
 
     def batch(self, position: Positions, *, until: Positions | None = None) -> Batch:
-        """See `Reading.batch`."""
+        """Return the next entries from `position`, below `until`; none at the end.
+
+        Entries that the log no longer has are left out. Evidence that is newer than the batch's
+        last record waits until the channel is read to its end.
+        """
         begin = {source.value: position.get(source, 1) for source in self._sources}
         ends = self._files.batch_end(begin, limit=ENTRIES_MAX, until=until)
         arrivals = [
@@ -140,17 +97,17 @@ class FileReading:
         return Batch(arrivals, ends)
 
     def wait(self, position: int, *, timeout_ms: int) -> bool:
-        """See `Reading.wait`."""
+        """Wait until the channel has an entry at or above `position`. Return whether it has."""
         return self.log.wait(max(position, self.log.start()), timeout_ms=timeout_ms)
 
     def close(self) -> None:
-        """See `Reading.close`."""
+        """Release everything."""
         self._files.close()
         self.log.close()
 
 
 class TopicReading:
-    """Read a log in a topic. See `Reading`."""
+    """The same for a channel in a topic."""
 
     def __init__(self, url: str, *, sources: Collection[Source], identity: str | None) -> None:
         with ExitStack() as opened:
@@ -173,12 +130,12 @@ class TopicReading:
         self._held: deque[Arrival] = deque()
 
     def ends(self) -> dict[str, int]:
-        """See `Reading.ends`."""
+        """See `FileReading.ends`."""
         ends = {source.value: side_log.bounds()[1] for source, side_log in self._beside.items()}
         return {_CHANNEL: self.log.end() + 1, **ends}
 
     def batch(self, position: Positions, *, until: Positions | None = None) -> Batch:
-        """See `Reading.batch`."""
+        """See `FileReading.batch`."""
         at = max(position.get(Source.CHANNEL, 0), self.log.start())
         below = self.log.end() + 1
         if until is not None:
@@ -246,7 +203,7 @@ class TopicReading:
         return LogUnavailable(log=self.log.name, problem=problem, in_doubt=False)
 
     def wait(self, position: int, *, timeout_ms: int) -> bool:
-        """See `Reading.wait`."""
+        """See `FileReading.wait`."""
         if position != self._position:
             self._seek(position)
         if not self._held:
@@ -254,8 +211,28 @@ class TopicReading:
         return bool(self._held)
 
     def close(self) -> None:
-        """See `Reading.close`."""
+        """See `FileReading.close`."""
         self._opened.close()
+
+
+Reading = FileReading | TopicReading
+
+
+def open_reading(
+    url: str, *, sources: Collection[Source] = tuple(Source), identity: str | None = None
+) -> Reading:
+    """Open the log at `url` for these `sources`. With `identity` it must be that log.
+
+    Raises what `open_log` raises for a log that is not there, and `OperatorError` for another log.
+    """
+    path = log_path(url)
+    if path is not None:
+        return FileReading(url, path, sources=sources, identity=identity)
+    if not url.startswith("kafka:"):
+        raise invalid_log_url(
+            url=url, problem="a log of this kind lives in one process, and this is another"
+        )
+    return TopicReading(url, sources=sources, identity=identity)
 
 
 def beside(

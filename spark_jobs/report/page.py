@@ -33,7 +33,7 @@ from equipoise.spark_jobs.report.figures import (
     format_zone,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.rules.rule import ACCEPTED, command_on
+from equipoise.spark_jobs.rules.rule import command_on
 
 if TYPE_CHECKING:
     from equipoise.spark_jobs.report.plots import Plot
@@ -51,7 +51,6 @@ def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: i
         key=summary(report),
         pictures={plot.name: plot for plot in drawn},
         brokers=_brokers(report),
-        records=_kinds(report),
         recovery=_recovery(report.deaths.shown),
         results=_results(report),
         time=partial(format_time, zone=zone),
@@ -121,7 +120,7 @@ def summary(report: Report) -> dict[str, Any]:
         "audited_to": None if report.reach is None else report.reach.audited,
         "findings": report.findings.count,
         "records": sum(each.count for each in report.records),
-        "rejected": sum(each.count for each in report.records if each.verdict != ACCEPTED),
+        "rejected": sum(each.count - each.accepted for each in report.records),
         "moves": report.moves.count,
         "moves_done": report.moves.results.get("done", 0),
         "pause_p50_ms": report.moves.pause_p50_ms,
@@ -207,20 +206,3 @@ def _reasons_of(moves: Row) -> str:
     return ", ".join(
         f"{format_count(count)} {_kind_of_reason(reason)}" for reason, count in moves.reasons
     )
-
-
-def _kinds(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each kind of record, most frequent first."""
-    totals: Counter[str | None] = Counter()
-    for each in report.records:
-        totals[each.kind] += each.count
-    for kind, total in totals.most_common():
-        of_kind = {each.verdict: each.count for each in report.records if each.kind == kind}
-        accepted = of_kind.pop(ACCEPTED, 0)
-        why = ", ".join(f"{format_count(count)} {verdict}" for verdict, count in of_kind.items())
-        yield (
-            "not a record" if kind is None else kind,
-            format_count(accepted),
-            format_count(total - accepted),
-            why or NONE,
-        )

@@ -28,6 +28,7 @@ from equipoise.spark_jobs.report.figures import (
     gravity,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import ACCEPTED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.tables.reading import Tables
 
@@ -185,12 +186,18 @@ class Queries:
         return self._few(query, most=figures.FINDINGS_MAX)
 
     def records(self) -> tuple[Row, ...]:
-        """Count the records by kind and verdict, most frequent first."""
+        """Count the records of each kind by verdict, most frequent kinds first."""
         query = """
-            SELECT kind, verdict, count(*) AS count FROM records
-            GROUP BY ALL ORDER BY count DESC, kind NULLS FIRST, verdict LIMIT $most
+            WITH counted AS (
+                SELECT kind, verdict, count(*) AS count FROM records GROUP BY ALL
+            )
+            SELECT kind, sum(count)::BIGINT AS count,
+                coalesce(sum(count) FILTER (verdict = $accepted), 0)::BIGINT AS accepted,
+                coalesce(list((verdict, count) ORDER BY count DESC, verdict)
+                    FILTER (verdict IS DISTINCT FROM $accepted), []) AS reasons
+            FROM counted GROUP BY kind ORDER BY count DESC, kind NULLS FIRST LIMIT $most
         """
-        return self._all(query, most=figures.KINDS_MAX)
+        return self._all(query, most=figures.KINDS_MAX, accepted=ACCEPTED)
 
     def last_offset(self) -> int:
         """Return the offset of the last record; 0 if there is none."""

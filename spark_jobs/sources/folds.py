@@ -60,7 +60,7 @@ def run_folds(options: AuditOptions | ArchiveOptions, folds: FoldStream, watch: 
     folder = state_folder(options.archive, options.log_url)
     checkpoint = folder / CHECKPOINTS / folds.job
     shutil.rmtree(checkpoint, ignore_errors=True)
-    checkpoint.mkdir(parents=True)
+    checkpoint.mkdir(parents=True, exist_ok=True)
     begin = checkpoint.absolute() / "begin.arrow"
     write_state(begin, folds.state)
     spark = spark_session(

@@ -16,12 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from equipoise.channel.core.errors import CallerError, OperatorError, missing_extra
+from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
+    OperatorError,
+    missing_extra,
+)
+from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.connector import connector_jars
-from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
+from equipoise.spark_jobs.streams.interrupts import Result, delayed_interrupts, interruptible
 from equipoise.spark_jobs.streams.options import SparkOptions
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _ARCHIVE: Final = ("deltalake", "pyarrow", "zstandard")
@@ -213,6 +220,24 @@ def choose_python(put: Callable[[str, str], object], master: str, environment: P
     if environment is not None:
         put("spark.archives", f"{environment.absolute()}#{_ENVIRONMENT}")
         put("spark.executorEnv.PATH", f"{_ENVIRONMENT}/bin:{beside}:{_PROGRAMS}")
+
+
+def spark_work(
+    context: SparkContext,
+    job: str,
+    work: Callable[[], Result],
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Result:
+    """Return the result of `work`, which calls into Spark. See `interruptible`.
+
+    Raise `PeerError` if Spark fails, and our own errors of `work`.
+    """
+    done = interruptible(work, cancel=context.cancelAllJobs, meanwhile=meanwhile)
+    failure = done.exception()
+    if isinstance(failure, Exception) and not isinstance(failure, EquipoiseError):
+        raise spark_failed(job, str(failure)) from failure
+    return done.result()
 
 
 def _is_in_process(session: SparkSession) -> bool:

@@ -24,10 +24,8 @@ from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
-from equipoise.spark_jobs.streams.causes import spark_failed
-from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
-from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables, file_batches
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
@@ -332,10 +330,4 @@ def check_all(
     with counting(
         screen, "verifying", total=sum(segment.rows for segment in segments), unit="records"
     ) as report:
-        job = interruptible(
-            spread, cancel=context.cancelAllJobs, meanwhile=lambda: report(done.value)
-        )
-    failure = job.exception()
-    if isinstance(failure, Exception):
-        raise spark_failed("verify", str(failure)) from failure
-    return job.result()
+        return spark_work(context, "verify", spread, meanwhile=lambda: report(done.value))

@@ -229,7 +229,7 @@ def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> N
         len(report.cpu.rows[0]),
     ]
     assert LAST == sum(each.count for each in report.records)
-    assert Row(kind=None, verdict="malformed", count=1) in report.records
+    assert Row(kind=None, count=1, accepted=0, reasons=(("malformed", 1),)) in report.records
     assert [(Row(rule="token_fell", count=1),), 1, (9, 11)] == [
         report.broken,
         report.findings.count,

@@ -54,9 +54,8 @@ FULL = replace(
         count=3,
     ),
     records=(
-        Row(kind="bundle", verdict="accepted", count=1_500),
-        Row(kind="bundle", verdict="stale", count=7),
-        Row(kind=None, verdict="malformed", count=2),
+        Row(kind="bundle", count=1_507, accepted=1_500, reasons=(("stale", 7),)),
+        Row(kind=None, count=2, accepted=0, reasons=(("malformed", 2),)),
     ),
     lanes=Few(
         shown=(
