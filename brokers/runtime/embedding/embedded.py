@@ -621,7 +621,6 @@ class Worker:
     @contextmanager
     def _draining(self, linger_ms: int) -> Iterator[None]:
         """Drain at SIGTERM and SIGINT, and continue to answer for `linger_ms` at most."""
-
         calls = 0
 
         async def drain() -> None:

@@ -15,9 +15,13 @@ ADMIN_WINDOW_OFFSETS: Final = 10_000
 """How many offsets an admin's view may be behind its record."""
 
 
-def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
-    """Return publisher, incarnation and sequence of a broker's record, however malformed the rest
-    is; None if unreadable.
+Envelope = tuple[str, int, int]
+"""Publisher, incarnation and sequence of a broker's record."""
+
+
+def envelope_of(raw: Raw | None) -> Envelope | None:
+    """Return the envelope of a broker's record, however malformed the rest is; None if
+    unreadable.
     """
     if raw is None:
         return None
@@ -36,9 +40,11 @@ def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
 
 
 def verdict_before_content(
-    known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool
+    known: Known, offset: int, raw: Raw | None, envelope: Envelope | None, *, is_well_formed: bool
 ) -> str | None:
-    """Return the verdict by publisher, attempt and format version; None if the content decides."""
+    """Return the verdict by publisher, attempt and format version; None if the content decides.
+    `envelope` is that of `raw`.
+    """
     form = forms.form_of(raw) if raw is not None and is_well_formed else None
     if form == "genesis":
         return None
@@ -46,7 +52,6 @@ def verdict_before_content(
         return "no_genesis"
     if form == "broker joined":
         return None
-    envelope = envelope_of(raw)
     if envelope is not None:
         publisher, incarnation, sequence = envelope
         if known.live.get(incarnation) != publisher:

@@ -35,6 +35,7 @@ from equipoise.spark_jobs.rules.membership.members import (
 )
 from equipoise.spark_jobs.rules.membership.references import References, Referring
 from equipoise.spark_jobs.rules.membership.verdicts import (
+    Envelope,
     envelope_of,
     verdict_before_content,
     verdict_on,
@@ -145,6 +146,7 @@ class Membership:
         self._is_incarnation_new = False  # Whether the row of incarnations changed.
         self._overdue: list[str] = []  # Bundles that the present record reports as overdue, sorted.
         self._is_well_formed = False  # Whether the present entry is well-formed.
+        self._envelope: Envelope | None = None  # Of the present entry.
         self._followers: Mapping[str, Callable[[int, Raw], Sequence[str]]] = {
             "genesis": self._follow_genesis,
             "bundle": self._follow_bundle,
@@ -256,6 +258,7 @@ class Membership:
         """
         whole = self._known.whole
         self._pass(at_ms, behind_ms)
+        self._envelope = envelope_of(raw)
         context: Context = {
             "begun": whole.begun,
             "checked_by": _THE_LOG,
@@ -263,7 +266,7 @@ class Membership:
         }
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
         expected = verdict_before_content(
-            self._known, offset, raw, is_well_formed=self._is_well_formed
+            self._known, offset, raw, self._envelope, is_well_formed=self._is_well_formed
         )
         if raw is not None:
             if self._is_well_formed:
@@ -376,14 +379,13 @@ class Membership:
         self._heard[name] = awake_ms
 
     def _publisher(self, raw: Raw | None) -> str:
-        envelope = envelope_of(raw)
-        if envelope is None:
+        if self._envelope is None:
             return (
                 "admin"
                 if raw is not None and str(raw.get("publisher", "")).startswith(forms.ADMIN)
                 else "nobody"
             )
-        publisher, incarnation, _ = envelope
+        publisher, incarnation, _ = self._envelope
         if self._known.live.get(incarnation) == publisher:
             return "live"
         member = self._known.brokers.get(publisher)
@@ -486,17 +488,16 @@ class Membership:
         Return further bundles that need a fact, sorted: those that a dead incarnation held, and
         overdue ones.
         """
-        self._follow_attempt(raw, verdict)
+        self._follow_attempt(verdict)
         if raw is None or verdict != ACCEPTED or not self._is_well_formed:
             return self._overdue
         concerned = self._followers[raw["kind"]](offset, raw)
         return sorted({*self._overdue, *concerned}) if self._overdue else concerned
 
-    def _follow_attempt(self, raw: Raw | None, verdict: str) -> None:
-        envelope = envelope_of(raw)
-        if envelope is None or verdict in ("dead_publisher", "late", "no_genesis"):
+    def _follow_attempt(self, verdict: str) -> None:
+        if self._envelope is None or verdict in ("dead_publisher", "late", "no_genesis"):
             return
-        publisher, incarnation, sequence = envelope
+        publisher, incarnation, sequence = self._envelope
         member = self._known.brokers.get(publisher)
         if member is not None and member.incarnation == incarnation:
             member.sequence = sequence
