@@ -275,3 +275,17 @@ async def test_a_poll_ends_when_its_client_disconnects(
     await until_answered(broker, 503)
     writer.close()
     await until_answered(broker, 200)
+
+
+@with_cluster()
+async def test_a_table_is_the_same_after_it_left_the_cache(
+    brokers: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
+    (broker,) = brokers.brokers
+    assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
+    await brokers.settled()
+    before = await table(broker)
+    assert 200 == (await broker.get("/v1/assignment/acme/other")).status
+    assert before == await table(broker)
+    assert before == await table(broker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio.to_thread
@@ -29,21 +28,6 @@ def clocks() -> Iterator[CpuClocks]:
         yield made
 
 
-async def test_a_charge_pays_for_its_steps_and_not_for_those_of_others(clocks: CpuClocks) -> None:
-    one, other = Account(), Account()
-
-    async def work(account: Account, ns: int) -> None:
-        clocks.use(1_000)  # Before it: nobody pays.
-        with account.charge():
-            for _ in range(3):
-                clocks.use(ns)
-                await asyncio.sleep(0)
-        clocks.use(1_000)
-
-    await asyncio.gather(driven(work(one, 5)), driven(work(other, 7)))
-    assert (15, 21) == (one.cpu_ns, other.cpu_ns)
-
-
 async def test_only_the_innermost_charge_pays(clocks: CpuClocks) -> None:
     """So a call of a key in a request for another key is charged once."""
     outer, inner = Account(), Account()
@@ -65,24 +49,6 @@ async def test_only_the_innermost_charge_pays(clocks: CpuClocks) -> None:
 
     await driven(request())
     assert (3, 90) == (outer.cpu_ns, inner.cpu_ns)
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError()], ids=repr)
-async def test_work_that_fails_is_charged_and_its_error_passes(
-    error: BaseException, clocks: CpuClocks
-) -> None:
-    account = Account()
-
-    async def work() -> None:
-        with account.charge():
-            clocks.use(4)
-            await asyncio.sleep(0)
-            clocks.use(5)
-            raise error
-
-    with pytest.raises(type(error)):
-        await driven(work())
-    assert account.cpu_ns == 9
 
 
 async def test_a_cancelled_task_is_charged_to_its_end(clocks: CpuClocks) -> None:
@@ -258,24 +224,6 @@ async def test_functions_in_pools_of_threads_are_charged(
     assert (18, 100) == (account.cpu_ns, inner.cpu_ns)
     assert await run(endpoint) == 42
     assert (18, 200) == (account.cpu_ns, inner.cpu_ns), "nobody pays"
-
-
-def test_a_thread_is_charged_for_the_work_that_it_encloses(clocks: CpuClocks) -> None:
-    outer, inner = Account(), Account()
-
-    def work() -> None:
-        clocks.use(1_000)
-        with outer.charge():
-            clocks.use(5)
-            with inner.charge():
-                clocks.use(6)
-            clocks.use(7)
-        clocks.use(1_000)
-
-    with ThreadPoolExecutor() as pool:
-        for _ in range(2):
-            pool.submit(work).result()
-    assert (24, 12) == (outer.cpu_ns, inner.cpu_ns)
 
 
 async def test_a_coroutine_that_nobody_drives_pays_if_it_awaits_nothing(

@@ -14,6 +14,7 @@ import pytest
 from equipoise.brokers.pulsar import connections
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
+from tests.pulsar.pulsar_speech import close_consumer, close_producer
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
     Brokers,
@@ -86,6 +87,22 @@ async def test_an_http_client_is_answered_with_the_http_address(
         line["left_out"],
         "HTTP address" in line["problem"],
     )
+
+
+@with_brokers()
+async def test_a_creation_may_be_cancelled(running: Brokers) -> None:
+    """The id can be used again."""
+    (member,) = running.members
+    client = await member.client()
+    first = client.ask_producer(1)
+    client.write(close_producer(1, 900))
+    client.ask_consumer(1)
+    client.write(close_consumer(1, 901))
+    name = await client.producer(1, name="mine")
+    assert "mine" == name
+    assert ["SUCCESS", "SUCCESS"] == client.names(), "the closings, and not the first opening"
+    assert first not in [command.success.request_id for command, _ in client.inbox]
+    assert (1, 0) == (await member.metric("producers"), await member.metric("consumers"))
 
 
 @with_brokers(settings=Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024))

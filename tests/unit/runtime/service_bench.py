@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from equipoise.brokers.agent.effects import Open
-from equipoise.brokers.agent.events import Event
+from equipoise.brokers.agent.events import Event, Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import FetchSpilled, ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival, over_http
+from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.system.clocks import Deadline
@@ -179,3 +180,21 @@ class Warming(Odd):
         if gate is not None:
             await stubborn(gate, lambda: self.noted.append(f"{operation} is cancelled"))
         self.noted.append(f"{operation} ends")
+
+
+def good_ownership(namespace: str) -> Ownership:
+    """Return the ownership of all keys of a namespace, under a lease that a clock which stands
+    still never ends.
+    """
+    lease = Lease(incarnation=1, skew_max_ms=250)
+    lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
+    handle = Handle(
+        bundle=bundle_name(namespace, 0, HASH_MAX),
+        namespace=namespace,
+        low=0,
+        high=HASH_MAX,
+        token=9,
+        lease=lease,
+        is_open=True,
+    )
+    return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,6 @@ from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.system.clocks import Deadline
 from equipoise.compaction.copying import begin_above, empty_target
 from tests.channels.carried import soon
-from tests.channels.compacted import compact
 from tests.channels.folding import channel_with
 from tests.unit.runtime.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
 
@@ -32,29 +29,6 @@ def unload(bench: Bench) -> Callable[[Author], AnyRecord]:
     """Return an unload of the only bundle by an admin."""
     (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
     return lambda author: propose.unload(author, bundle, reason="operator")
-
-
-async def test_a_worker_whose_log_is_truncated_resyncs(
-    benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It acts on the unread records, and stays the same member."""
-    caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
-    async with benches.started() as bench:
-        await bench.serve()
-        incarnation = bench.worker.agent.incarnation
-        await bench.cut_off(unload(bench))
-        # What was unloaded unread is let go of, and placed anew: at the only broker there is.
-        await bench.until(
-            lambda: (
-                bench.worker.view.bundles_of(NAMESPACE)[0].token
-                > bench.worker.view.namespaces[NAMESPACE].last + 4
-            )
-        )
-        await bench.until(lambda: len(bench.worker.open_bundles) == 1)
-        assert incarnation == bench.worker.agent.incarnation
-
-    (resynced,) = [record for record in caplog.records if "truncated" in record.message]
-    assert 1 == resynced.__dict__["changes"]
 
 
 @pytest.mark.parametrize("changed", ["a bundle", "the namespace"])
@@ -90,19 +64,6 @@ async def test_a_move_whose_end_was_truncated_is_unknown(benches: Benches) -> No
         await bench.cut_off(lambda author: propose.cancel(author, now, reason="too long"))
         with pytest.raises(OutcomeUnknown, match="truncated"):
             await splitting
-
-
-async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(
-    benches: Benches, tmp_path: Path
-) -> None:
-    async with benches.started() as bench:
-        await bench.serve()
-        await bench.worker.stop()
-        compact(bench.writer)
-        assert bench.writer.start() > 1
-        async with benches.started(Bench(tmp_path / "two", name=bench.name)) as again:
-            await again.worker.ready(timeout_ms=PATIENCE_MS)
-            assert NAMESPACE in again.worker.view.namespaces
 
 
 async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(

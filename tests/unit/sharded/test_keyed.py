@@ -23,12 +23,10 @@ from equipoise.errors import (
     CallerError,
     DeadlineExceeded,
     InvalidName,
-    NotServed,
     Overloaded,
-    OwnershipLost,
     PeerError,
 )
-from equipoise.pytest import MakeCluster, MovesAtEveryAwait
+from equipoise.pytest import MakeCluster
 from tests.channels import keyed_hunt
 
 NAMESPACE = "iot/shadows"
@@ -113,51 +111,6 @@ def test_an_object_moves_with_its_bundle(equipoise_cluster: MakeCluster) -> None
         reported(cluster, "broker-1")
 
 
-@pytest.mark.parametrize(
-    ("store", "unsaved_ms"), [(None, 0), (MemoryStore(), 0), (MemoryStore(), 3_600_000)]
-)
-def test_no_change_is_lost_wherever_the_key_moves(
-    equipoise_moves: MovesAtEveryAwait, store: MemoryStore | None, unsaved_ms: int
-) -> None:
-    async def reported_somewhere(cluster: Cluster[Shadows]) -> int:
-        while True:
-            for broker in cluster.brokers:
-                try:
-                    return await report(cluster.service(broker))
-                except PeerError:  # Also `OwnershipLost`: what a call has changed is dropped.
-                    continue
-
-    for cluster in equipoise_moves(
-        lambda: Keyed(NAMESPACE, Shadow, store=store, unsaved_ms=unsaved_ms), NAMESPACE, "lamp"
-    ):
-        if store is not None:
-            store.states.clear()
-        cluster.create(NAMESPACE, bundles=1)
-        counts = [cluster.call(reported_somewhere(cluster)) for _ in range(3)]
-        assert [1, 2, 3] == counts
-
-
-def test_calls_of_one_key_take_turns(equipoise_cluster: MakeCluster) -> None:
-    """In their order, and beside those of other keys."""
-    cluster = cluster_of(equipoise_cluster)
-    shadows = cluster.service("broker-1")
-    order: list[str] = []
-
-    async def call(key: str, name: str, pauses: int) -> None:
-        async with shadows.at(key):
-            for _ in range(pauses):
-                await asyncio.sleep(0)
-            order.append(name)
-
-    async def calls() -> None:
-        await asyncio.gather(
-            call("lamp", "first", 9), call("lamp", "second", 0), call("fan", "other", 0)
-        )
-
-    cluster.call(calls())
-    assert ["other", "first", "second"] == order
-
-
 def test_the_queue_of_a_key_is_bounded(equipoise_cluster: MakeCluster) -> None:
     cluster = cluster_of(equipoise_cluster)
     shadows = cluster.service("broker-1")
@@ -171,41 +124,6 @@ def test_the_queue_of_a_key_is_bounded(equipoise_cluster: MakeCluster) -> None:
     assert list(range(1, 514)) == [each for each in answers if isinstance(each, int)]
 
 
-def test_a_failed_call_changes_nothing(equipoise_cluster: MakeCluster) -> None:
-    cluster = cluster_of(equipoise_cluster)
-    assert reported(cluster, "broker-1") == 1
-
-    async def fail() -> None:
-        async with cluster.service("broker-1").at("lamp") as shadow:
-            shadow.seen.append("half")
-            raise ValueError("not this one")
-
-    with pytest.raises(ValueError, match="not this one"):
-        cluster.call(fail())
-    assert reported(cluster, "broker-1") == 2
-
-    async def seen() -> list[str]:
-        async with cluster.service("broker-1").at("lamp") as shadow:
-            return shadow.seen
-
-    assert ["on", "on"] == cluster.call(seen())
-
-
-def test_objects_follow_splits_and_merges(equipoise_cluster: MakeCluster) -> None:
-    cluster = cluster_of(equipoise_cluster)
-    keys = [f"device-{number}" for number in range(20)]
-    for key in keys:
-        reported(cluster, "broker-1", key)
-    cluster.split(cluster.bundle(NAMESPACE, "lamp"))
-    left, right = cluster.bundles(NAMESPACE)
-    cluster.give(right, "broker-2")
-    assert {2} == {reported(cluster, owner_of(cluster, key), key) for key in keys}
-    assert {"broker-1", "broker-2"} == {owner_of(cluster, key) for key in keys}
-    cluster.give(right, "broker-1")
-    cluster.merge(left)
-    assert {3} == {reported(cluster, "broker-1", key) for key in keys}
-
-
 def test_what_was_saved_outlives_its_process(
     equipoise_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -217,18 +135,6 @@ def test_what_was_saved_outlives_its_process(
     cluster.kill("broker-1")
     cluster.advance(20_000)
     assert reported(cluster, "broker-2") == 3
-
-
-def test_after_a_save_in_doubt_the_store_is_asked(equipoise_cluster: MakeCluster) -> None:
-    """It may have saved what it gave no answer to."""
-    store = MemoryStore()
-    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, store=store))
-    assert reported(cluster, "broker-1") == 1
-    store.breaks = True
-    with pytest.raises(PeerError, match=r"did not save the state of .*lamp: OSError: no answer"):
-        reported(cluster, "broker-1")
-    store.breaks = False
-    assert reported(cluster, "broker-1") == 3
 
 
 def test_a_save_whose_caller_gave_up_comes_before_the_next_call(
@@ -277,16 +183,6 @@ def test_a_change_may_be_answered_before_it_is_saved(equipoise_cluster: MakeClus
 
     cluster.call(calls())
     assert (1, 1) == (store.loads, store.saves)
-
-
-def test_a_move_saves_first_what_is_unsaved(equipoise_cluster: MakeCluster) -> None:
-    store = MemoryStore()
-    cluster = cluster_of(equipoise_cluster, lambda: behind(store))
-    for key in ("lamp", "fan"):
-        reported(cluster, "broker-1", key)
-    cluster.give(cluster.bundle(NAMESPACE, "lamp"), "broker-2")
-    assert (1, 1) == (reports_in(store), reports_in(store, "fan"))
-    assert reported(cluster, "broker-2") == 2
 
 
 def test_a_killed_process_loses_what_is_unsaved(equipoise_cluster: MakeCluster) -> None:
@@ -428,41 +324,6 @@ def test_objects_that_no_close_took_away_are_dropped_when_the_bundle_returns(
     ownership = cluster.ownership(NAMESPACE, "lamp")
     cluster.call(cluster.service("broker-1").open(ownership, b'"lamp"\n{"reports":7,"seen":[]}'))
     assert reported(cluster, "broker-1") == 8
-
-
-@pytest.mark.parametrize("store", [None, MemoryStore()])
-def test_a_call_that_outlasts_its_ownership_changes_nothing(
-    equipoise_cluster: MakeCluster, store: MemoryStore | None
-) -> None:
-    """Also if its key has come back meanwhile. It does not reach the store."""
-    cluster = cluster_of(equipoise_cluster, lambda: Keyed(NAMESPACE, Shadow, store=store))
-    bundle, released = cluster.bundle(NAMESPACE, "lamp"), asyncio.Event()
-
-    async def slow() -> None:
-        async with cluster.service("broker-1").at("lamp") as shadow:
-            await released.wait()
-            shadow.reports = 100
-
-    async def begun() -> asyncio.Task[None]:
-        task = asyncio.create_task(slow())
-        await asyncio.sleep(0)
-        return task
-
-    task = cluster.call(begun())
-    with pytest.raises(NotServed):  # The move waits for the call.
-        cluster.give(bundle, "broker-2")
-    cluster.advance(60_000)
-    assert cluster.owner(bundle) == "broker-2"
-    assert reported(cluster, "broker-2") == 1
-    cluster.give(bundle, "broker-1")
-
-    async def ended() -> None:
-        released.set()
-        await task
-
-    with pytest.raises(OwnershipLost):
-        cluster.call(ended())
-    assert reported(cluster, "broker-1") == 2
 
 
 def test_an_idle_object_leaves_the_memory(equipoise_cluster: MakeCluster) -> None:

@@ -12,35 +12,21 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.callers import Line, Waiting
 from equipoise.brokers.runtime.embedding import by_key as module
 from equipoise.brokers.runtime.embedding.by_key import ByKey
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.runtime.router import PLACES_MAX
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.brokers.testing.virtual_member import VirtualClock
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.core.view import View
 from tests import virtual_time
+from tests.unit.runtime.service_bench import good_ownership
 
 NAMESPACE = "web/pages"
 OUTAGE_S = 15.0
 PATIENCE_S = 2.0
 CALL_S = 0.001
 """What the program computes for a call, and the event loop does nothing else."""
-
-
-def ownership(key: str) -> Ownership:
-    """Return a good one, in a namespace where each key has its bundle."""
-    lease = Lease(incarnation=1, skew_max_ms=250)
-    lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
-    bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
-    handle = Handle(
-        bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True
-    )
-    return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))
 
 
 @dataclass
@@ -72,7 +58,7 @@ class Program:
     async def route(self, _namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route as a broker does: calls of one bundle wait in one line."""
         return await self.waiting.until(
-            lambda _: ownership(key) if self.is_open or key != "closed" else None,
+            lambda _: good_ownership(NAMESPACE) if self.is_open or key != "closed" else None,
             timeout_ms=timeout_ms,
             what=f"an owner for {key}",
             line=Line(f"calls of {key}", PLACES_MAX["calls"]),

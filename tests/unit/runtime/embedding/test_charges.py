@@ -14,30 +14,16 @@ from fastapi import BackgroundTasks, Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import RequestResponseEndpoint
 
-from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.load.metering import follow_tasks_and_threads
 from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ByKey
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.runtime.embedding.installed import Installed
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.brokers.testing.virtual_member import VirtualClock
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from tests.load.cpu_clocks import CpuClocks, cpu_clocks
+from tests.unit.runtime.service_bench import good_ownership
 
 NAMESPACE = "web/pages"
 PATHS = ("awaits", "plain", "streams", "iterates", "background", "gathers", "raises")
-
-
-def ownership() -> Ownership:
-    """Return a good one, of all keys."""
-    lease = Lease(incarnation=1, skew_max_ms=250)
-    lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
-    bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
-    handle = Handle(
-        bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True
-    )
-    return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))
 
 
 class Host:
@@ -46,7 +32,7 @@ class Host:
     broker_id = "here"
 
     def __init__(self) -> None:
-        self.ownership = ownership()
+        self.ownership = good_ownership(NAMESPACE)
 
     def owned(self, namespace: str, key: str) -> Ownership | None:
         return self.ownership
@@ -112,7 +98,7 @@ class Endpoints:
     async def gathers(self, key: str) -> str:
         async def part() -> None:
             await asyncio.sleep(0)
-            with ownership().begin(key):  # Of another bundle, which pays.
+            with good_ownership(NAMESPACE).begin(key):  # Of another bundle, which pays.
                 self.use(1_000)
             self.use(50)
 
@@ -199,7 +185,7 @@ async def test_a_caller_that_goes_ends_its_charge(clocks: CpuClocks) -> None:
 
 async def test_a_websocket_is_charged_where_it_works_for_a_key(clocks: CpuClocks) -> None:
     """In an installed program: each message in its charge, for as long as the socket is open."""
-    one, other = ownership(), ownership()
+    one, other = good_ownership(NAMESPACE), good_ownership(NAMESPACE)
     messages = iter("abab")
 
     async def socket(_scope: Message, receive: Receive, send: Send) -> None:

@@ -12,16 +12,13 @@ import httpx
 import pytest
 from aiohttp import web
 
-from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, RequestOutcome
 from equipoise.brokers.runtime.embedding import by_key as module
 from equipoise.brokers.runtime.embedding.by_key import ByKey
 from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send, end_to_end
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.errors import DeadlineExceeded
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name
+from tests.unit.runtime.service_bench import good_ownership
 
 pytestmark = pytest.mark.integration
 
@@ -47,19 +44,7 @@ class Host:
         address = self.served.pop(0) if len(self.served) > 1 else self.served[0]
         if address is not None:
             return Peer(broker="owner", addresses={"http": address})
-        lease = Lease(incarnation=1, skew_max_ms=250)
-        lease.renew(decided=Instant(1_000, 1_000), lease_ms=3_000)
-        bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
-        handle = Handle(
-            bundle=bundle,
-            namespace=NAMESPACE,
-            low=0,
-            high=HASH_MAX,
-            token=9,
-            lease=lease,
-            is_open=True,
-        )
-        return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))
+        return good_ownership(NAMESPACE)
 
 
 async def own_app(scope: Message, receive: Receive, send: Send) -> None:

@@ -16,6 +16,7 @@ import pytest
 from equipoise.brokers.agent.requests import Cancel, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
+from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
@@ -216,6 +217,37 @@ async def test_a_waiting_move_that_is_not_wanted_any_more_is_dropped(
         if by == "a new pin":
             await until(lambda: len(stage.decisions) > rounds + 3)
         assert leader is stage.cluster.owner_of(second)
+
+
+async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+    """Each pause is one decision, with the operator's reason, however many rounds it lasts."""
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, other = stage.cluster.brokers
+        until_ms = leader.worker.clock.now().wall_ms + 3_600_000
+        pause = SetClusterPolicy(
+            policy=PAUSE_KEY, document=control_document("upgrade", until_ms=until_ms)
+        )
+        await leader.worker.request(pause, timeout_ms=20_000)
+        bundle = stage.held_by(0)[0]
+        stage.policy.moves = [
+            Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")
+        ]
+        stage.begin()
+        await until(lambda: bool(stage.decisions))
+        longer = SetClusterPolicy(
+            policy=PAUSE_KEY, document=control_document("its rest", until_ms=until_ms)
+        )
+        await leader.worker.request(longer, timeout_ms=20_000)
+        await until(lambda: len(stage.decisions) > 1)
+        reasons = [decision.reason for decision in stage.decisions]
+        assert (["balancing is paused: upgrade", "balancing is paused: its rest"], leader) == (
+            reasons,
+            stage.cluster.owner_of(bundle),
+        )
+        await leader.worker.request(
+            SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000
+        )
+        await until(lambda: stage.cluster.owner_of(bundle) is other)
 
 
 def resting_in(snapshot: Snapshot) -> set[str]:
