@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import orjson
 from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import (
     InvalidRequest,
@@ -23,6 +24,7 @@ from equipoise.brokers.errors import (
     Rejected,
 )
 from equipoise.brokers.load.metering import driven
+from equipoise.brokers.runtime.tracing import Traces
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
@@ -271,3 +273,18 @@ def _for_pulsar_admin(reason: str) -> str:
 def _expressible(text: str) -> str:
     """Return text that UTF-8 can encode. A path may hold characters that it cannot."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def traced(traces: Traces) -> Middleware:
+    """Return a middleware that gives each request a span, below the one that its headers name."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = "" if resource is None else resource.canonical
+        with traces.http(request.method, route, request.headers) as answered:
+            answer = await handler(request)
+            answered(answer.status)
+            return answer
+
+    return middleware

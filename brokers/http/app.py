@@ -14,7 +14,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Controls, Decision
 from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Clusters, Policies
 from equipoise.brokers.http.admin.namespaces import Grants, Namespaces, NamespaceTopics, Tenants
-from equipoise.brokers.http.answers import SERVER, typed
+from equipoise.brokers.http.answers import SERVER, traced, typed
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.authentication import authenticated
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
@@ -92,6 +92,8 @@ async def served(
     This also adds the guard, authentication, the limits of connections and of each client, and
     rights, for each application of a broker.
     """
+    if worker.traces is not None:
+        app.middlewares.append(traced(worker.traces))
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
     app.middlewares.append(
         authenticated(worker.access.gate, worker.access.limits, worker.access.audit)

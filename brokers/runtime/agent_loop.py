@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -93,6 +94,7 @@ class AgentLoop:
         """
         self._agent = agent
         self._parts = parts
+        self._traces = parts.requests.traces
         self._end = end
         self._address = address
         self._broker = agent.broker
@@ -152,7 +154,9 @@ class AgentLoop:
             while self._events:
                 taken = self._events.popleft()
                 self._lines.ended(taken)
-                effects = self._agent.step(taken, self._parts.clock.now())
+                effects: Sequence[Effect] = self._agent.step(taken, self._parts.clock.now())
+                if self._traces is not None:
+                    effects = self._traces.stepped(taken, effects, self._agent.incarnation)
                 for effect in effects:
                     self._carry_out(effect)
                 self._parts.serving.stepped(taken, self._agent)
@@ -221,7 +225,8 @@ class AgentLoop:
         elif isinstance(effect, ServiceEffect):
             self._lines.carried_out(effect, self._agent.view)
             parts.serving.carried_out(effect)
-            parts.runner.carry_out(effect)
+            with nullcontext() if self._traces is None else self._traces.operation(effect):
+                parts.runner.carry_out(effect)
         elif isinstance(effect, Answered):
             parts.requests.answer(effect)
         elif isinstance(effect, AskAssurance | AssuranceAnswered):

@@ -23,7 +23,9 @@ from equipoise.brokers.agent.requests import (
     rejection,
     subject_of,
 )
-from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.service import Ownership, WorkerEnded
+from equipoise.brokers.runtime.tracing import Spanned, Traces, traces_of, untraced
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
@@ -222,6 +224,10 @@ broker's own proposals."""
 class Requests:
     """The pending requests at one broker."""
 
+    # The traces of the broker, if its program traces, and what makes a span.
+    traces: Traces | None = None
+    span: Spanned = staticmethod(untraced)
+
     def __init__(
         self, step: Callable[[Requested], None], view: Callable[[], View], *, broker: str, log: str
     ) -> None:
@@ -236,6 +242,12 @@ class Requests:
         self._tickets: dict[int, asyncio.Future[Answered | None]] = {}
         self._numbers = itertools.count(1)
         self._end: WorkerEnded | None = None
+
+    def trace(self, clock: Clock, ownerships: Mapping[str, Ownership]) -> None:
+        """Trace requests from now on, if the program traces."""
+        self.traces = traces_of(self._broker, clock, ownerships)
+        if self.traces is not None:
+            self.span = self.traces.span
 
     def answer(self, answered: Answered) -> None:
         """Settle a request. Its caller may be gone."""
@@ -267,6 +279,14 @@ class Requests:
         * The errors of `Log.append`, such as `LogStorageFull`.
         * `WorkerEnded`: the broker ended before it proposed.
         """
+        about = {"equipoise.requested_by": requested_by or self._broker}
+        name, about["equipoise.key"] = f"request {action_of(intent)}", subject_of(intent)
+        with self.span(name, **about):
+            return await self._request(intent, timeout_ms=timeout_ms, requested_by=requested_by)
+
+    async def _request(
+        self, intent: Intent, *, timeout_ms: int, requested_by: str | None
+    ) -> Folded:
         deadline = Deadline.after(timeout_ms=timeout_ms)
         race = 1
         while True:

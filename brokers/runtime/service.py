@@ -315,6 +315,23 @@ class Ownership:
         )
 
 
+def note_first(ownership: Ownership, note: Callable[[Evidence], None]) -> None:
+    """Give `note` the evidence of the next work that begins and is answered. No method, because
+    users would see it.
+    """
+    record = ownership._record  # noqa: SLF001
+
+    def first(evidence: Evidence) -> None:
+        # Others may have begun beside it.
+        if ownership._record is first:  # noqa: SLF001
+            ownership._record = record  # noqa: SLF001
+            note(evidence)
+        if record is not None:
+            record(evidence)
+
+    ownership._record = first  # noqa: SLF001
+
+
 class Work:
     """One piece of work under an ownership. Call `finish` before you answer, or use it as a
     context, which calls `finish` at its end.

@@ -134,6 +134,8 @@ class Worker:
             self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url
         )
         self.request = self._requests.request
+        self._requests.trace(self.clock, self._runner.ownerships)
+        self.traces, self.span = self._requests.traces, self._requests.span
         self.loads = LoadSampler(
             self.services,
             accounts=lambda: {name: each.account for name, each in self._runner.ownerships.items()},

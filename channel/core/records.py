@@ -112,6 +112,8 @@ class Record:
     * `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
     * `requested_by` (`admin:NAME`) is who asked a broker for this record, also only for people and
       audits. `requester` is the name to show.
+    * `traceparent` (W3C Trace Context) is the span in which the record was proposed. It joins the
+      spans of a move, whichever broker makes them, and the fold never reads it.
     """
 
     key: str
@@ -123,6 +125,7 @@ class Record:
     level: int = 1
     timestamp_ms: int = 0
     requested_by: str | None = None
+    traceparent: str | None = None
 
     @property
     def requester(self) -> str:

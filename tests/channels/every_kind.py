@@ -101,6 +101,7 @@ RECORDS: tuple[AnyRecord, ...] = (
         state="releasing",
         source=4,
         requested_by="admin:alice",
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
     Split(
         key=BUNDLE,
@@ -182,6 +183,7 @@ RECORDS: tuple[AnyRecord, ...] = (
         as_of=9,
         status="draining",
         requested_by="admin:é",
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
     BrokerRecord(
         key="a:1",

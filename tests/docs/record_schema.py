@@ -98,6 +98,13 @@ class _Record(BaseModel):
             "The operator for whom a broker wrote the record, `admin:NAME`, for display and audits."
         ),
     )
+    traceparent: Remark = Field(
+        default=None,
+        description=(
+            "The span of OpenTelemetry in which the record was proposed, as in the header of W3C"
+            " Trace Context. No verdict depends on it."
+        ),
+    )
 
 
 class _Founding(_Record):
@@ -107,6 +114,9 @@ class _Founding(_Record):
     sequence: None = Field(default=None, description="Must be absent.")
     as_of: None = Field(default=None, description="Must be absent.")
     requested_by: Annotated[None, BeforeValidator(lambda _: None)] = Field(
+        default=None, description="Ignored."
+    )
+    traceparent: Annotated[None, BeforeValidator(lambda _: None)] = Field(
         default=None, description="Ignored."
     )
 

@@ -144,6 +144,7 @@ ENVELOPE: Final = (
     "level",
     "timestamp_ms",
     "requested_by",
+    "traceparent",
 )
 
 

@@ -239,7 +239,9 @@ def test_no_verdict_depends_on_who_asked(walk: Walk, length: int) -> None:
         named = (
             record
             if isinstance(record, Unreadable)
-            else decode(encode(replace(record, requested_by="admin:alice")))
+            else decode(
+                encode(replace(record, requested_by="admin:alice", traceparent="00-1-2-01"))
+            )
         )
         verdict, other = apply(plain, offset, record), apply(asked, offset, named)
         assert (verdict.reason, verdict.problem, verdict.diverged) == (
@@ -398,6 +400,7 @@ FIELDS = st.sampled_from(
         "owner",
         "source",
         "requested_by",
+        "traceparent",
         "positions",
         "status",
         "instance_id",

@@ -239,7 +239,15 @@ def test_the_json_schema_names_what_must_be_there() -> None:
     assert {"kind", "status", "key", "expected_offset", "publisher", "digest"} == set(
         definitions["RenewedModel"]["required"]
     )
-    assert {"incarnation", "sequence", "as_of", "level", "timestamp_ms", "requested_by"} == (
+    assert {
+        "incarnation",
+        "sequence",
+        "as_of",
+        "level",
+        "timestamp_ms",
+        "requested_by",
+        "traceparent",
+    } == (
         set(definitions["RenewedModel"]["properties"])
         - set(definitions["RenewedModel"]["required"])
     )

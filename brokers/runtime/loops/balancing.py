@@ -219,7 +219,8 @@ class Balancing:
             self._metrics.load(own.resources, averaged=own.average_use)
         placement = await self._place(settings, loads)
         if plans and self._sheds(settings):
-            await self._round(settings, loads, placement)
+            with self._worker.span("balancing round"):
+                await self._round(settings, loads, placement)
 
     # --- placing ---
 

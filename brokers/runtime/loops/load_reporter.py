@@ -207,7 +207,9 @@ class LoadReporter:
         return {unit: rate for unit, rate in rates.items() if 0 < rate <= FIGURE_MAX}
 
     async def _report(self, due: Report, settings: BalancingSettings) -> None:
-        if report_due(self._reported, due, settings.reports):
+        if not report_due(self._reported, due, settings.reports):
+            return
+        with self._worker.span("load report"):
             await asyncio.to_thread(self._bus.publish, due.sample)
             self._reported = due
 

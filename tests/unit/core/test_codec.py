@@ -349,10 +349,12 @@ def test_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize("value", [7, {}, [], "", "x" * (TEXT_CHARACTERS_MAX + 1), None, True])
 @pytest.mark.parametrize("record", RECORDS)
-def test_no_requester_makes_a_record_malformed(record: AnyRecord, value: object) -> None:
+@pytest.mark.parametrize("name", ["requested_by", "traceparent"])
+def test_no_remark_makes_a_record_malformed(record: AnyRecord, value: object, name: str) -> None:
     """Older code ignores the field, and must come to the same verdict."""
-    raw = {**orjson.loads(encode(record)), "requested_by": value}
-    assert replace(record, requested_by=None) == decode(orjson.dumps(raw))
+    raw = {**orjson.loads(encode(record)), name: value}
+    without = replace(record, **{name: None})  # type: ignore[arg-type] # Both are texts.
+    assert without == decode(orjson.dumps(raw))
 
 
 def test_who_wanted_a_record_is_its_requester_or_its_publisher() -> None:

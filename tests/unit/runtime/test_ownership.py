@@ -10,7 +10,13 @@ import pytest
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.runtime.service import Admitted, Evidence, Ownership, OwnershipLost
+from equipoise.brokers.runtime.service import (
+    Admitted,
+    Evidence,
+    Ownership,
+    OwnershipLost,
+    note_first,
+)
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, key_hash
 
@@ -67,6 +73,20 @@ def test_work_that_passes_both_checks_is_recorded() -> None:
             lease_deadline_ns=4_000_000_000,
         )
     ] == seen
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_the_first_work_is_noted_once(*, is_recorded: bool) -> None:
+    """Beside the evidence of all work, and also if two begin at once."""
+    recorded, noted = list[Evidence](), list[Evidence]()
+    record = recorded.append if is_recorded else None
+    ownership = Ownership(opened(), clock=clock_at_start(), record=record)
+    note_first(ownership, noted.append)
+    works = [ownership.begin(key) for key in (LEFT_KEY, RIGHT_KEY)]
+    for work in (*works, ownership.begin(LEFT_KEY)):
+        work.finish()
+    assert [LEFT_KEY] == [evidence.key for evidence in noted]
+    assert len(recorded) == (3 if is_recorded else 0)
 
 
 @pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
