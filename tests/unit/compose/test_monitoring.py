@@ -296,6 +296,12 @@ FIRING: Final = (
         quiet="2x13 0x1 2x20",
     ),
     Alert(
+        name="EquipoiseNoLeader",
+        metric="equipoise_lease_left_seconds",
+        fires="2x8 0x20",
+        quiet="2x15 0x0 2x20",
+    ),
+    Alert(
         name="EquipoiseReaderLags",
         metric="equipoise_reader_lag_records",
         fires="1+9x40",
@@ -306,8 +312,8 @@ FIRING: Final = (
         name="EquipoiseBundlesFree",
         metric="equipoise_bundles_in_flight",
         labels={"state": "free"},
-        fires="0x3 2x20",
-        quiet="0x3 2x5 0x20",
+        fires="0x14 2x20",
+        quiet="0x15 2x0 0x20",
     ),
     Alert(
         name="EquipoiseBundlesUnserved",
@@ -346,6 +352,12 @@ FIRING: Final = (
         metric="equipoise_compaction_failures_total",
         fires="0x3 1+1x4 5x20",
         quiet="0x3 1x20",
+    ),
+    Alert(
+        name="EquipoiseLogClockAhead",
+        metric="equipoise_log_clock_ahead_offset",
+        fires="0x3 70x20",
+        quiet="70x9 0x20",
     ),
     Alert(name="EquipoiseResyncs", metric="equipoise_reader_resyncs_total"),
     Alert(name="EquipoiseHandoversDamaged", metric="equipoise_pulsar_handovers_damaged_total"),
