@@ -35,7 +35,7 @@ from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, check_namespace
 
 PAGES_MAX: Final = 32
-"""Open pages of one broker: each may cost 0.5 % of a core, and 20 KB/s."""
+"""Open pages of one broker: each may cost 0.4 % of a core, and 20 KB/s."""
 
 BYTES_PER_SECOND_MAX: Final = 20_000
 

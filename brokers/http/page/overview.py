@@ -105,7 +105,8 @@ class Overview:
                 began_ns = time.thread_time_ns()
                 self._sections = self._made()
                 took_ns = time.thread_time_ns() - began_ns
-                self._due_ns = time.monotonic_ns() + max(INTERVAL_NS, round(took_ns / SHARE))
+                self._budget.spent(took_ns)
+                self._due_ns = time.monotonic_ns() + max(INTERVAL_NS, round(4 * took_ns / SHARE))
             return self._sections
 
     async def focus(self, namespace: str, low: int, high: int, budget: Budget) -> Rows:

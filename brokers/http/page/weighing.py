@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from operator import attrgetter
 from typing import Final
 
 from equipoise.brokers.balancing.quarantine import quarantined_in
@@ -29,9 +31,9 @@ FOCUS_BUNDLES_MAX: Final = 256
 
 HOT_MAX: Final = 12
 
-SHARE: Final = 0.005
+SHARE: Final = 0.004
 """The share of a core that one budget gets. A page has its own, for the part that it looks at, and
-all pages of a broker have one in common: together at most 1 % for each page."""
+all pages of a broker have one in common. With what they send, a page takes at most 1 %."""
 
 # How many bundles are weighed before the event loop may do other work: about 2 ms.
 _CHUNK: Final = 1_000
@@ -86,7 +88,9 @@ class Weights:
             broker = None if server is None else self.view.live.get(server)
             name = "" if broker is None else broker.broker
             number = self.numbers.get(name, 0)
-            for bundle, (cost, _) in zip(served, self.scales.costs(served, name), strict=True):
+            # What nobody serves costs nobody anything.
+            costs = self.scales.costs(served, name) if number else [(0.0, False)] * len(served)
+            for bundle, (cost, _) in zip(served, costs, strict=True):
                 state = (
                     _OWNED
                     if bundle.phase == "owned"
@@ -96,9 +100,7 @@ class Weights:
                     if bundle.phase == "free"
                     else _MOVING
                 )
-                # What nobody serves costs nobody anything.
-                cell = Weighed(bundle.low, bundle.high, number, state, cost if number else 0.0)
-                found.append((bundle, cell))
+                found.append((bundle, Weighed(bundle.low, bundle.high, number, state, cost)))
         return found
 
 
@@ -139,7 +141,12 @@ class Weighing:
             for _, each in weighed:
                 self.states[each.state] += 1
                 self.cost += each.cost
-            heavy = [(each.cost, bundle.name, each.server) for bundle, each in weighed]
+            least = self.hot[-1][0] if len(self.hot) == HOT_MAX else 0.0
+            heavy = [
+                (each.cost, bundle.name, each.server)
+                for bundle, each in weighed
+                if each.cost >= least
+            ]
             self.hot = nlargest(HOT_MAX, self.hot + heavy)
             if len(bundles) <= lists:
                 self.listed += weighed
@@ -185,11 +192,9 @@ async def namespace_of(weights: Weights, name: str, budget: Budget) -> Namespace
 async def focus_of(weights: Weights, name: str, low: int, high: int, budget: Budget) -> Rows:
     """Return the strip of a part of a namespace, and its bundles if they are few."""
     weighing = Weighing(weights=weights, budget=budget, low=low, high=high, cells=FOCUS_CELLS)
-    bundles = [
-        bundle
-        for bundle in weights.view.bundles_of(name)
-        if bundle.low < high and low < bundle.high
-    ]
+    bundles = weights.view.bundles_of(name)
+    first = bisect_right(bundles, low, key=attrgetter("high"))
+    bundles = bundles[first : bisect_left(bundles, high, key=attrgetter("low"))]
     strip = await weighing.run(bundles, lists=FOCUS_BUNDLES_MAX)
     rows: dict[str, object] = {
         "": {
