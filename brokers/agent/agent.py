@@ -196,6 +196,15 @@ class Agent:
         """
         return self._membership.out_of_touch_ms(now)
 
+    def unassured(self, now: Instant) -> list[str]:
+        """Return the other live brokers whose newest assurance is older than a lease."""
+        ages_ms = {
+            broker.broker: self._assurances.assured_ms(broker, now)
+            for broker in self.view.live_brokers()
+            if broker.incarnation != self.incarnation
+        }
+        return [name for name, ms in ages_ms.items() if ms is None or ms >= self.timing.lease_ms]
+
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
         """Return whether only this broker is late with its renewal, so that lookups of its bundles
         should wait. One that has lately given an assurance is alive, and the log may be away.

@@ -68,6 +68,10 @@ class Lease:
         """Return whether work may start or be answered now, by the lease or its extension."""
         return self.holds(now) or self._lasts(self.extended_ms, self.extended_skew_ms, now)
 
+    def outlasts(self, now: Instant) -> bool:
+        """Return whether work may be answered now by the extension only."""
+        return self.good(now) and not self.holds(now)
+
     def _lasts(self, until_ms: int, skew_ms: int, now: Instant) -> bool:
         return now.boot_ms < until_ms and now.wall_ms - now.boot_ms - skew_ms <= self.skew_max_ms
 

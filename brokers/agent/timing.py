@@ -69,8 +69,12 @@ class Timing:
     remove_after_ms: int = 24 * 3_600_000
 
     def for_members(self, members: int) -> Timing:
-        """Return these durations for `members` brokers, in proportion."""
-        if members <= _MEMBERS_AT_FULL_PACE:
+        """Return these durations for `members` brokers, in proportion.
+
+        Leases that are extended keep their pace: a broker that renews less often is longer in
+        touch, and would assure those that joined before it only after their leases.
+        """
+        if members <= _MEMBERS_AT_FULL_PACE or self.extends:
             return self
         return replace(
             self,
@@ -80,9 +84,14 @@ class Timing:
         )
 
     @property
+    def extends(self) -> bool:
+        """Whether the broker may serve past its lease."""
+        return self.extend_ms > self.lease_ms
+
+    @property
     def touch_ms(self) -> int:
         """How long a broker is in touch with the log after it has read a renewal of its own."""
-        if self.extend_ms <= self.lease_ms:
+        if not self.extends:
             return self.lease_ms // 2
         # Sooner, so that there is time to ask the others before the lease ends.
         return min(self.lease_ms // 2, 2 * self.renew_ms)
@@ -131,13 +140,13 @@ class Timing:
         )
         yield "grace_ms", rate_error_ms + self.stall_ms, "2 x rate error x lease + stall"
         yield "lease_ms", 2 * (self.renew_ms + self.round_trip_ms), "2 x (renewal + round trip)"
-        if self.extend_ms > self.lease_ms:
+        if self.extends:
             yield "renew_ms", self.round_trip_ms, "round trip"
 
     def _against_outages(self) -> Iterator[tuple[str, int, str]]:
         """Yield settings with their least values, and why: outages of the log."""
         reconnects_ms = 2 * self.round_trip_ms + self.reconnect_ms
-        if self.extend_ms > self.lease_ms:
+        if self.extends:
             outlasts_ms = 2 * self.renew_ms + reconnects_ms
             # At the start of an outage some brokers are still in touch, and give no assurance. At
             # its end the first that is back gives none.
@@ -176,28 +185,29 @@ class Timing:
 # `broker.session.timeout.ms` (default 9 s), plus 1 s to elect another leader and inform clients.
 _KAFKA_FAILOVER_MS: Final = 9_000 + 1_000
 
-# Renewal + failover + retry + round trip = 14,750 ms. A reconnect takes librdkafka's longest
-# back-off and a metadata request; half the lease + grace period - renewal would allow 5,500 ms.
+# Touch + renewal + 2 round trips + reconnect + question = 3,000 ms. A reconnect takes librdkafka's
+# longest back-off and a metadata request. Extension: 10 s of failover, and 20 s for a log that is
+# away longer than it should be. Whoever takes over an id after silence, and a broker that may be
+# unknown, waits for 35 s.
 _TIMINGS: Final[Mapping[str, Timing]] = {
+    "kafka": Timing(
+        renew_ms=500,
+        extend_ms=30_000,
+        round_trip_ms=250,
+        reconnect_ms=650,
+        failover_ms=_KAFKA_FAILOVER_MS,
+    ),
+}
+
+# Renewal + failover + retry + round trip = 14,750 ms. For the reconnect, half the lease + grace
+# period - renewal would allow 5,500 ms.
+_WITHOUT_EXTENSION: Final[Mapping[str, Timing]] = {
     "kafka": Timing(
         lease_ms=15_000,
         renew_ms=3_000,
         grace_ms=1_000,
         round_trip_ms=1_000,
         reconnect_ms=5_000,
-        failover_ms=_KAFKA_FAILOVER_MS,
-    ),
-}
-
-# Touch + renewal + 2 round trips + reconnect + question = 3,000 ms. Extension: 10 s of failover,
-# and 20 s for a log that is away longer than it should be. Whoever takes over an id after silence,
-# and a broker that may be unknown, waits for 35 s.
-_EXTENDED: Final[Mapping[str, Timing]] = {
-    "kafka": Timing(
-        renew_ms=500,
-        extend_ms=30_000,
-        round_trip_ms=250,
-        reconnect_ms=650,
         failover_ms=_KAFKA_FAILOVER_MS,
     ),
 }
@@ -214,9 +224,9 @@ DURATIONS_BY_LOG: Final = (
 """Durations whose defaults depend on the kind of log. `Timing()` has those of the embedded log."""
 
 
-def timing_of(log_url: str, *, extends: bool = False) -> Timing:
+def timing_of(log_url: str, *, extends: bool = True) -> Timing:
     """Return the durations for the kind of log of `log_url`; those of the embedded log if it is
-    unknown. If the lease `extends`, it may be shorter than a failover of the log.
+    unknown. Unless the lease `extends`, it must itself outlast a failover of the log.
     """
-    kind = log_url.partition(":")[0]
-    return (_EXTENDED.get(kind) if extends else None) or _TIMINGS.get(kind) or Timing()
+    timings = _TIMINGS if extends else _WITHOUT_EXTENSION
+    return timings.get(log_url.partition(":")[0], Timing())

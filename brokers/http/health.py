@@ -95,10 +95,12 @@ class Health:
 
     def _scrape(self) -> bytes:
         worker = self._worker
+        lease, now = worker.agent.lease, worker.clock.now()
         return worker.metrics.scrape(
             worker.view,
             incarnation=worker.agent.incarnation,
-            lease_left_ms=worker.agent.lease.left_ms(worker.clock.now()),
+            lease_left_ms=lease.left_ms(now),
+            lease_is_extended=lease.outlasts(now),
             lag_records=worker.lag_records,
             log_is_available=worker.log_is_available,
             channel_loss=worker.channel_loss,
@@ -131,11 +133,12 @@ class Health:
         return losses if worker.log_is_available else [*losses, "the log cannot be read"]
 
     def _serves_on(self) -> bool:
-        """Return whether it still serves bundles although the channel is lost. It must then stay in
-        rotation for clients.
+        """Return whether it still serves bundles although the channel is lost: by its lease, by
+        assurances, or by a policy. It must then stay in rotation for clients.
         """
-        loss = self._worker.channel_loss
-        return loss is not None and bool(loss.serving_on)
+        worker = self._worker
+        loss, lease = worker.channel_loss, worker.agent.lease
+        return loss is not None and (lease.good(worker.clock.now()) or bool(loss.serving_on))
 
     def _channel_loss(self) -> dict[str, object] | None:
         loss = self._worker.channel_loss

@@ -53,6 +53,12 @@ _logger: Final = logging.getLogger("equipoise.brokers.runtime.worker")
 # The interval of log lines about failed appends: it shows an outage of the log, and its rate.
 _APPEND_LINES_MS: Final = 10_000
 
+_LEASE_LINES: Final = {
+    "its lease": (logging.INFO, "serves by its lease again"),
+    "assurances": (logging.WARNING, "serves past its lease: no broker reaches the log"),
+    "nothing": (logging.WARNING, "has stopped serving: its lease is over"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -106,6 +112,7 @@ class AgentLoop:
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self._ready_as: int | None = None  # The incarnation whose join was logged.
+        self._serves_by = "its lease"
         self._lines = BundleLines(parts.metrics.moves, broker=self._broker)
         about = {
             "broker": self._broker,
@@ -162,6 +169,7 @@ class AgentLoop:
                 self._parts.serving.stepped(taken, self._agent)
                 if self._agent.incarnation != self._ready_as:
                     self._note_membership()
+                self._note_lease()
                 # A mere check must not make all waiting callers check again.
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._parts.waiting.changed()
@@ -203,6 +211,20 @@ class AgentLoop:
             "serves": self._parts.runner.serves,
         }
         _logger.info("ready", extra=fields)
+
+    def _note_lease(self) -> None:
+        """Log the change from a lease to assurances, from either to nothing, and back."""
+        lease, now = self._agent.lease, self._parts.clock.now()
+        serves_by = (
+            "its lease" if lease.holds(now) else "assurances" if lease.good(now) else "nothing"
+        )
+        if lease.lost or serves_by == self._serves_by:
+            return
+        self._serves_by = serves_by
+        fields: dict[str, object] = {"broker": self._broker, "serves_by": serves_by}
+        if serves_by == "nothing":
+            fields["unassured_by"] = self._agent.unassured(now)
+        _logger.log(*_LEASE_LINES[serves_by], extra=fields)
 
     def _arm_timer(self) -> None:
         if self._timer is not None:

@@ -411,7 +411,7 @@ class WorkerConfig(BaseModel):
         description=(
             "How long the broker may serve after it decided on its last accepted renewal. A shorter"
             " lease moves a dead broker's bundles sooner. A longer lease survives longer stalls and"
-            " a slower log. Defaults on Kafka: lease 15,000, renewal 3,000, grace period 1,000."
+            " a slower log. Defaults on Kafka: lease 3,000, renewal 500, grace period 500."
         ),
     )
     renew_ms: Promise = Field(
@@ -439,8 +439,8 @@ class WorkerConfig(BaseModel):
         le=_PROMISE_MS_MAX,
         description=(
             "How long the broker may serve after its last renewal while all brokers assure each"
-            " other over HTTP that the log is away; 0: until its lease ends. If it is set on Kafka,"
-            " as to 30,000, the defaults are lease 3,000, renewal 500, grace period 500."
+            " other over HTTP that the log is away; 0: until its lease ends. On Kafka 30,000, and"
+            " without HTTP 0; with 0: lease 15,000, renewal 3,000, grace period 1,000."
         ),
     )
     round_trip_ms: Promise = Field(
@@ -666,7 +666,7 @@ def _with_timing(values: object) -> object:
     """Add the missing durations of the kind of log."""
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
         return values  # The model reports it.
-    timing = timing_of(values["log_url"], extends=str(values.get("extend_ms", 0)) != "0")
+    timing = timing_of(values["log_url"], extends=str(values.get("extend_ms")) != "0")
     return {**{setting: getattr(timing, setting) for setting in DURATIONS_BY_LOG}, **values}
 
 

@@ -205,6 +205,10 @@ _GAUGES: Final = (
         "Free bundles of the whole cluster whose namespace no broker that is up serves.",
     ),
     _Row("lease_left_seconds", "Time that this broker may still serve without a renewal."),
+    _Row(
+        "lease_extended",
+        "1 while this broker serves past its lease, by the assurances of all others.",
+    ),
     _Row("reader_lag_records", "Records on the log that this broker has not folded yet."),
     _Row("log_available", "1 while the log can be read, 0 during an outage."),
     _Row(
@@ -345,6 +349,7 @@ class Metrics:
         lag_records: int,
         log_is_available: bool,
         channel_loss: ChannelLoss | None = None,
+        lease_is_extended: bool = False,
     ) -> bytes:
         """Return all current metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         self.balancing.cluster = view.cluster or ""
@@ -361,6 +366,7 @@ class Metrics:
             "bundles_quarantined": sum(1 for _ in quarantined_in(view)),
             "bundles_unserved": sum(free[each] for each in free if not view.takers(each)),
             "lease_left_seconds": lease_left_ms / 1_000,
+            "lease_extended": lease_is_extended,
             "reader_lag_records": lag_records,
             "log_available": log_is_available,
             "channel_lost_seconds": 0 if channel_loss is None else channel_loss.lost_ms / 1_000,

@@ -197,8 +197,7 @@ class Joined(Record):
     * `capacity`: in percent of a core; 200 means twice the load of 100.
     * `namespaces`: patterns of the namespaces that the program serves; None: all.
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
-    * `after_silence`: this process has seen no record of that incarnation for its lease and grace
-      period.
+    * `after_silence`: this process has seen no record of that incarnation for `unheard_ms`.
     * `lock`: the lock that the process holds until it ends, for brokers of the same machine:
       `BOOT_ID:DEVICE:INODE:PATH`. None: they cannot see it.
     """

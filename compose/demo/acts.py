@@ -56,8 +56,8 @@ _BUNDLES_MIN: Final = 6
 _PLAN_S: Final = 20.0
 _PLAN_LINES_MAX: Final = 8
 
-# Kafka is away for longer than the lease on Kafka (15 s): every broker stops serving, and none may
-# be declared dead afterwards.
+# Kafka is away for many leases, and for less than the extension (30 s): all brokers serve on, and
+# none may be declared dead afterwards.
 _AWAY_S: Final = 20.0
 _BACK_MS: Final = 60_000
 
@@ -159,8 +159,8 @@ async def kill_kafka(demo: Demo, kafka: Cluster) -> None:
     deaths, view = demo.deaths, demo.table.view
     lasts = {broker.broker: broker.last for broker in view.live_brokers()}
     demo.say(
-        f"kill -9 of Kafka for {_AWAY_S:.0f} s: no broker can decide anything; each serves until"
-        " its lease ends, at most 15 s"
+        f"kill -9 of Kafka for {_AWAY_S:.0f} s: no broker can decide anything; each serves while"
+        " all assure each other that Kafka is away, at most 30 s"
     )
     began_s = demo.screen.now_s
     async with demo.killing():

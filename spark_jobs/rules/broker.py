@@ -267,18 +267,20 @@ def premature_down(case: BrokerCase) -> Violations:
 )
 def premature_join(case: BrokerCase) -> Violations:
     """A broker replaces its own live incarnation only with that one's instance id, or after its
-    lease and grace period.
+    lease, or its extension if that is longer, and the grace period in proportion.
     """
     member, record = case.fact.context.get("member"), case.record
     if member is None or not (case.is_of_key and case.is_accepted and record["status"] == "joined"):
         return
     # A process that found the instance id in its data directory need not wait.
     if record.get("after_silence") is True and record.get("replaces") != member["instance_id"]:
-        yield from _too_early(case, "it joined anew after silence")
+        what = "it joined anew after silence"
+        yield from _too_early(case, what, extend_ms=member.get("extend_ms", 0))
 
 
-def _too_early(case: BrokerCase, what: str) -> Violations:
-    """Check that an accepted record which ends a silent incarnation came late enough.
+def _too_early(case: BrokerCase, what: str, *, extend_ms: int = 0) -> Violations:
+    """Check that an accepted record which ends a silent incarnation came late enough. A broker that
+    gives no assurances waits for the end of the extension, if `extend_ms` exceeds the lease.
 
     A lease from before the audit, or one during which the log's time stood still, cannot be
     checked.
@@ -297,9 +299,9 @@ def _too_early(case: BrokerCase, what: str) -> Violations:
     since_ms: int = member["last_at_ms"]
     back_ms: int = context.get("accuser_back_ms", since_ms)
     silence_ms = case.fact.at_ms - max(since_ms, back_ms) + context.get("unseen_ms", 0)
-    least_ms = (member["lease_ms"] + member["grace_ms"]) * (
-        100 - CLOCK_RATE_ERROR_PERCENT
-    ) // 100 - APPEND_TIME_ERROR_MS
+    patience_ms = member["lease_ms"] + member["grace_ms"]
+    waits_ms = max(patience_ms, extend_ms * patience_ms // member["lease_ms"])
+    least_ms = waits_ms * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
     if silence_ms < least_ms:
         since = (
             f"its last record is at offset {member['last']}"

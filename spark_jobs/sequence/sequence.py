@@ -587,6 +587,7 @@ def _member(broker: BrokerEntry) -> Member:
         grace_ms=joined.grace_ms,
         renew_ms=joined.renew_ms,
         supported_level=joined.supported_level,
+        extend_ms=joined.extend_ms,
         namespaces=None if joined.namespaces is None else list(joined.namespaces),
     )
 

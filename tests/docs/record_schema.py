@@ -309,7 +309,8 @@ class JoinedModel(_Founding):
     after_silence: Annotated[bool | None, AfterValidator(lambda value: value is True)] = Field(
         default=False,
         description=(
-            "Whether it has read no record of the live incarnation for a lease and a grace period."
+            "Whether it has read no record of the live incarnation for as long as that may serve,"
+            " by its lease or its extension, and the grace period in proportion."
         ),
     )
     lock: Text | None = Field(

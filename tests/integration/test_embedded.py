@@ -159,6 +159,17 @@ def test_a_named_broker_on_kafka_needs_a_data_dir() -> None:
     Worker("kafka://localhost:9092/channel", Keeper())
 
 
+@pytest.mark.on_every_log
+async def test_without_http_a_worker_never_outlasts_its_lease(log_url: str) -> None:
+    """The others could not ask it for assurances."""
+    async with Worker(log_url, Keeper()) as worker:
+        (joined,) = [record.joined for record in worker._started.view.live_brokers()]  # noqa: SLF001
+        assert 0 == joined.extend_ms
+    extended = Worker(log_url, Keeper(), extend_ms=30_000, renew_ms=300)
+    with pytest.raises(InvalidConfig, match="extend_ms: it needs http_port or a mount"):
+        await extended.__aenter__()
+
+
 async def test_on_channel_loss_is_a_policy_of_a_new_namespace() -> None:
     async with Worker(memory(), Keeper(), broker_id="a") as worker:
         await worker.create_namespace(NAMESPACE, on_channel_loss="serve")

@@ -109,8 +109,9 @@ class Process(AgentHost):
         self.served: dict[int, tuple[int, int]] = {}
         self._tick_at_us: int | None = None
         self._ticks = 0
-        programs = host.parts.scenario.programs
-        self.namespaces = host.parts.chance.one_of(programs) if programs else None
+        scenario, chance = host.parts.scenario, host.parts.chance
+        programs, others = scenario.programs, scenario.other_timings
+        self.namespaces = chance.one_of(programs) if programs else None
         self.service = SimulatedService(
             host.parts,
             broker=host.broker,
@@ -123,8 +124,8 @@ class Process(AgentHost):
             directory=host.directory,
             log=host.log,
             make_instance_id=lambda: host.make_instance_id(self),
-            timing=host.parts.scenario.timing,
-            batches=host.parts.scenario.batches,
+            timing=chance.one_of((scenario.timing, *others)) if others else scenario.timing,
+            batches=scenario.batches,
             namespaces=self.namespaces,
             read=read,
             view=view,

@@ -42,6 +42,7 @@ SEEDS = {
     "extensions": 2,
     "assurances": 2,
     "assurances-of-all": 2,
+    "mixed-leases": 2,
     "serving-on": 2,
     "hostile": 3,
     "compaction": 3,

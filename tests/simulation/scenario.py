@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from equipoise.brokers.agent.leading import Batches
-from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.channel.core.records import Document
 from tests.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
@@ -25,10 +25,18 @@ SIMULATED_TIMING: Final = Timing(
 # a stall.
 WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, grace_ms=600, clock_rate_error_ppm=30_000)
 
-
-# Brokers outlast their leases by assurances, as on Kafka, through outages of up to 10 s.
+# The defaults on Kafka, where brokers outlast their leases by assurances. The extension is as long
+# as a failover of 10 s needs.
+_ON_KAFKA: Final = timing_of("kafka:")
 EXTENDING_TIMING: Final = replace(
-    SIMULATED_TIMING, renew_ms=500, round_trip_ms=100, reconnect_ms=600, extend_ms=12_000
+    SIMULATED_TIMING,
+    lease_ms=_ON_KAFKA.lease_ms,
+    renew_ms=_ON_KAFKA.renew_ms,
+    grace_ms=_ON_KAFKA.grace_ms,
+    round_trip_ms=_ON_KAFKA.round_trip_ms,
+    reconnect_ms=_ON_KAFKA.reconnect_ms,
+    failover_ms=_ON_KAFKA.failover_ms,
+    extend_ms=12_150,
 )
 
 
@@ -74,6 +82,8 @@ class Scenario:
     * `is_one_machine`: brokers learn when the process of another one has ended.
     * `picky`: how many of the first namespaces only the services of broker-0 accept, even after
       faults stop.
+    * `other_timings`: each process is started with one of these and `timing`, also one that comes
+      back.
     * `programs`: the patterns of namespaces that programs serve. Each process is started with one
       of these sets, also one that comes back. Empty: every program serves all.
     """
@@ -83,6 +93,7 @@ class Scenario:
     duplicates: int = 0
     seconds: int = 40
     timing: Timing = SIMULATED_TIMING
+    other_timings: tuple[Timing, ...] = ()
     batches: Batches = field(default_factory=Batches)
     serving_on: int = 0
     is_one_machine: bool = False
@@ -157,7 +168,7 @@ _ASSURANCES: Final = Scenario(
     duplicates=1,
     seconds=120,
     bundles=(4,),
-    timing=replace(EXTENDING_TIMING, extend_ms=8_000),
+    timing=replace(EXTENDING_TIMING, extend_ms=8_000, failover_ms=5_000),
     operations=replace(_QUIET_OPERATIONS, every_ms=5_000, transfer=1, unload=NEVER, split=NEVER),
     faults=Faults(
         late_permille=100,
@@ -236,6 +247,16 @@ _CATALOGUE: Final = (
     _ASSURANCES,
     # With more brokers, one assurance is not the assurance of all.
     replace(_ASSURANCES, name="assurances-of-all", brokers=3, duplicates=0),
+    # Settings that are being changed: some leases are extended, others are short or long.
+    replace(
+        _ASSURANCES,
+        name="mixed-leases",
+        brokers=3,
+        other_timings=(
+            SIMULATED_TIMING,
+            replace(SIMULATED_TIMING, lease_ms=6_000, renew_ms=1_500, grace_ms=600),
+        ),
+    ),
     Scenario(
         # Outages of the log, and single brokers that are cut off while others take their bundles. A
         # broker cannot tell one from the other.

@@ -302,6 +302,7 @@ class Worker:
             given["http_port"] = http_port
         elif is_nameless:
             given["broker_id"] = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+        self._given = given
         self._config = WorkerConfig.model_validate(given)
         self._mounted: MountedHttp | None = None
         self._mounted_at: str | None = None
@@ -370,6 +371,17 @@ class Worker:
     def _needs_address(self) -> bool:
         """Whether other programs call this one at an address that it cannot know."""
         return self._mounted is not None or self._forwards
+
+    def _served_config(self) -> WorkerConfig:
+        """Return the settings. Others cannot ask a worker without HTTP for assurances, so its lease
+        itself must outlast a failover of the log.
+        """
+        if self._listens or self._mounted is not None:
+            return self._config
+        if self._given.get("extend_ms"):
+            problem = "extend_ms: it needs http_port or a mount, so that other brokers can ask"
+            raise InvalidConfig(problems=(problem,))
+        return WorkerConfig.model_validate({**self._given, "extend_ms": 0})
 
     def _addresses(self) -> Mapping[str, str]:
         """Return the addresses to advertise. Raises `CallerError` if one is missing or unsafe."""
@@ -473,7 +485,7 @@ class Worker:
           is over (`DeadlineExceeded`).
         """
         async with AsyncExitStack() as parts:
-            config = self._config
+            config = self._served_config()
             addresses = self._addresses()
             parts.callback(_claimed(config.log_url, addresses).close)
             if self._data_dir is None:

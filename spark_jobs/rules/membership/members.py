@@ -67,6 +67,7 @@ class Member:
     grace_ms: int
     renew_ms: int
     supported_level: int
+    extend_ms: int = 0
     namespaces: list[str] | None = None
     last_at_ms: int | None = None
     back_at_ms: int | None = None
@@ -115,6 +116,7 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
         grace_ms=raw["grace_ms"],
         renew_ms=raw["renew_ms"],
         supported_level=raw.get("supported_level") or FIRST_LEVEL,
+        extend_ms=raw.get("extend_ms") or 0,
         namespaces=raw.get("namespaces"),
         last_at_ms=at_ms,
         back_at_ms=at_ms,

@@ -40,9 +40,9 @@ def main() -> None:
         system, path = SYSTEMS[name], FOLDER / f"{name}.json"
         results: Results = json.loads(path.read_text())["events"] if path.exists() else {}
         chosen = [each for each in _chosen("EVENTS", ALL_EVENTS) if each in system.events]
-        alone = [[each] for each in chosen if each == NODE]
+        alone = [[each] for each in chosen if each in NODE]
         try:
-            for events in ([each for each in chosen if each != NODE], *alone):
+            for events in ([each for each in chosen if each not in NODE], *alone):
                 if events:
                     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                         uvloop.run(measure(system, events, Path(folder), results))

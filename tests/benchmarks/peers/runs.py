@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,7 @@ STEADY_S: Final = 10.0
 AFTER_S: Final = 6.0
 SLOW_MS: Final = 500.0
 _HOT_S, _HOT_US = 30.0, 2_000
+_OUTLASTING_S: Final = 4.0
 _SETTLED_MS: Final = 120_000
 _END_MS: Final = 30_000
 _LOOK_S: Final = 0.05
@@ -156,7 +158,7 @@ class Life:
             "calls": len(calls),
             "failed": sum(each.served is None for each in calls),
             "slow": sum(each.length_ms > SLOW_MS for each in calls),
-            "call_ms": {f"p{each}": round(percentile(lengths, each), 2) for each in (50, 99)},
+            "call_ms": {f"p{each}": round(percentile(lengths, each), 2) for each in (50, 99, 100)},
             "shares_of_calls": [
                 round(number / max(1, shares.total()), 3) for _, number in shares.most_common()
             ],
@@ -211,12 +213,20 @@ async def _hot(life: Life) -> dict[str, object]:
     return {}
 
 
-async def _node(life: Life) -> dict[str, object]:
-    kafka = life.server.kafka
+async def _node(life: Life, *, kills: bool = False) -> dict[str, object]:
+    """Kill the leading node, and a program while all serve past their leases if it `kills`. Return
+    once another node leads.
+    """
+    kafka, topic = life.server.kafka, life.system.topic
     assert kafka is not None, "only systems on Kafka have this event"
-    number = await asyncio.to_thread(leader_of, kafka.address, life.system.topic)
+    number, began_ns = await asyncio.to_thread(leader_of, kafka.address, topic), boot_ns()
     await asyncio.to_thread(kafka.node(number).kill)
-    return {"needed": 0}
+    found: dict[str, object] = {"needed": 0}
+    if kills:
+        await asyncio.sleep(_OUTLASTING_S)
+        found = await _kill(life)
+    await asyncio.to_thread(partial(leader_of, kafka.address, topic, other_than=number))
+    return {**found, "another_leads_s": round((boot_ns() - began_ns) / _NS, 1)}
 
 
 _EVENTS: Final[Mapping[str, Callable[[Life], Awaitable[dict[str, object]]]]] = {
@@ -227,7 +237,8 @@ _EVENTS: Final[Mapping[str, Callable[[Life], Awaitable[dict[str, object]]]]] = {
     "stop20": lambda life: _stop(life, 20),
     "rolling": _rolling,
     "hot": _hot,
-    NODE: _node,
+    "node": _node,
+    "node_kill": lambda life: _node(life, kills=True),
 }
 
 
@@ -239,7 +250,7 @@ async def measure(system: System, events: Sequence[str], folder: Path, results: 
     """Let events happen to a system. Put the figures of each, and of the time before, into
     `results`.
     """
-    nodes = {"nodes": 3} if events == [NODE] else {}
+    nodes = {"nodes": 3} if events[0] in NODE else {}
     async with _living(system, folder, nodes) as life:
         if not nodes and "steady" not in results:
             results["steady"] = await _measured(life, _steady)

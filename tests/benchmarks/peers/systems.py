@@ -29,13 +29,15 @@ class System:
     @property
     def events(self) -> Sequence[str]:
         """What can happen to it, in this order."""
-        return ALL_EVENTS if self.server == "kafka" else ALL_EVENTS[:-1]
+        return ALL_EVENTS if self.server == "kafka" else _OF_PROGRAMS
 
 
-NODE: Final = "node"
-"""The death of a Kafka node. It needs three, and so happens to programs of its own."""
+NODE: Final = ("node", "node_kill")
+"""The death of a Kafka node, alone and with that of a program. Each needs three nodes, and so
+happens to programs of its own."""
 
-ALL_EVENTS: Final = ("join", "term", "kill", "stop10", "stop20", "rolling", "hot", NODE)
+_OF_PROGRAMS: Final = ("join", "term", "kill", "stop10", "stop20", "rolling", "hot")
+ALL_EVENTS: Final = (*_OF_PROGRAMS, *NODE)
 
 
 # What `group.protocol=consumer` has of the session is set in the server.
@@ -136,6 +138,16 @@ SYSTEMS: Final[Mapping[str, System]] = {
         server="kafka",
         package="equipoise",
         topic=LOG_TOPIC,
+        options={"load_worker": True},
+    ),
+    # As if each program had a machine: none sees the process of another end.
+    "equipoise_kafka_apart": System(
+        title="Equipoise, Kafka, machines apart",
+        adapter="equipoise_service",
+        server="kafka",
+        package="equipoise",
+        topic=LOG_TOPIC,
+        settings={"broker": {"prove_deaths": False}},
         options={"load_worker": True},
     ),
 }

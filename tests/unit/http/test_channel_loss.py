@@ -5,6 +5,7 @@ the outage.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -125,9 +126,10 @@ def has_outlasted(broker: Broker) -> bool:
 
 @with_losing_cluster(**EXTENDED)
 async def test_brokers_that_assure_each_other_serve_on_past_their_leases(
-    brokers: LosingCluster,
+    brokers: LosingCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In every namespace. One that is gone assures nobody, and then the others stop."""
+    """In every namespace. One that is cut off alone stops, and logs who has not assured it."""
+    caplog.set_level(logging.INFO)
     one, other = brokers.brokers
     incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
     before = (await one.get(lookup(NAMESPACE))).body
@@ -138,12 +140,21 @@ async def test_brokers_that_assure_each_other_serve_on_past_their_leases(
         answer = await broker.get(lookup(NAMESPACE))
         assert (200, before) == (answer.status, answer.body)
         assert int(answer.headers[CHANNEL_LOST_MS]) >= 600
+        assert b'"serving on"' in (await broker.get("/ready")).body
+        assert [1.0] == series("equipoise_lease_extended", (await broker.get("/metrics")).body)
     brokers.log.come_back()
     await until(lambda: not any(map(has_outlasted, brokers.brokers)))
     assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
+    assert [0.0] == series("equipoise_lease_extended", (await one.get("/metrics")).body)
     brokers.log.go(first=1)
     await until(lambda: is_fenced(other))
     assert not is_fenced(one)
+    await until(lambda: "has stopped serving" in caplog.text)
+    lines = [each.__dict__ for each in caplog.records if "serves_by" in each.__dict__]
+    assert ["assurances", "assurances", "its lease", "its lease", "nothing"] == sorted(
+        line["serves_by"] for line in lines
+    )
+    assert [one.id] == lines[-1]["unassured_by"]
 
 
 @with_losing_cluster(**EXTENDED)

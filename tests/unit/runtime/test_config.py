@@ -69,24 +69,24 @@ def test_durations_depend_on_the_kind_of_log() -> None:
     kafka = "kafka://one:9092,two:9092/channel"
     assert timing_of(kafka) == config(log_url=kafka).timing()
     assert (
-        replace(timing_of(kafka), lease_ms=20_000)
-        == config(log_url=kafka, lease_ms=20_000).timing()
+        replace(timing_of(kafka), lease_ms=5_000) == config(log_url=kafka, lease_ms=5_000).timing()
     )
     for never in (0, "0"):
-        assert timing_of(kafka) == config(log_url=kafka, extend_ms=never).timing()
-    extended = replace(timing_of(kafka, extends=True), extend_ms=20_000)
+        plain = timing_of(kafka, extends=False)
+        assert plain == config(log_url=kafka, extend_ms=never).timing()
+    extended = replace(timing_of(kafka), extend_ms=20_000)
     assert extended == config(log_url=kafka, extend_ms=20_000).timing()
 
 
 def test_a_lease_shorter_than_kafkas_failover_is_refused() -> None:
-    """Unless `failover_ms` is set shorter."""
+    """Without an extension, and unless `failover_ms` is set shorter."""
     kafka = "kafka://localhost:9092/channel"
     with pytest.raises(
         InvalidConfig, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"
     ):
-        config(log_url=kafka, lease_ms=9_000)
-    shorter = config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500)
-    assert 9_000 == shorter.lease_ms
+        config(log_url=kafka, lease_ms=9_000, extend_ms=0)
+    shorter = {"lease_ms": 9_000, "failover_ms": 4_000, "reconnect_ms": 2_500}
+    assert 9_000 == config(log_url=kafka, extend_ms=0, **shorter).lease_ms
 
 
 def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> None:

@@ -18,7 +18,8 @@ class Adapter(Service):
     def __init__(self, program: Program, settings: Mapping[str, Any]) -> None:
         self._program = program
         self._owned: dict[int, Ownership] = {}
-        self._member = Equipoise(settings["log"], {NAMESPACE: self}, cluster="peers")
+        broker = settings.get("broker", {})
+        self._member = Equipoise(settings["log"], {NAMESPACE: self}, cluster="peers", **broker)
 
     async def start(self) -> None:
         await self._member.__aenter__()

@@ -42,6 +42,22 @@ def test_how_an_incarnation_ends(
     assert [(rule, (heard, offset)) for rule in rules] == story.found
 
 
+@pytest.mark.parametrize(
+    ("status", "fields", "rules"),
+    [("joined", SILENT, ["premature_join"]), ("down", BY_ANOTHER, [])],
+    ids=["an id is taken", "a death is declared"],
+)
+def test_only_who_gave_no_assurance_waits_for_the_end_of_an_extension(
+    status: str, fields: dict[str, Any], rules: list[str]
+) -> None:
+    story = BrokerStory().joined()
+    story.standing = {**(story.standing or {}), "extend_ms": 2 * LEASE_MS}
+    story.member("renewed")
+    story.at_ms += 2 * SHORTEST_MS - 5 * APPEND_TIME_ERROR_MS
+    story.member(status, **fields)
+    assert rules == [rule for rule, _ in story.found]
+
+
 def test_the_death_of_a_dead_broker_breaks_no_lease() -> None:
     story = BrokerStory().joined()
     story.member("left")
