@@ -67,18 +67,6 @@ REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
 to do next."""
 
 
-class NotProposed(PeerError):
-    """A broker could not append a proposal, or knows that its proposal will never be accepted."""
-
-    def __init__(self, *, broker: str, problem: str) -> None:
-        """`broker` was asked; `problem` kept it from proposing."""
-        self.broker = broker
-        self.problem = problem
-        super().__init__(
-            f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker"
-        )
-
-
 class Rejected(PeerError):
     """The channel rejected a proposal or would have, or a request contradicts what exists. Programs
     read `reason`, people the message.
@@ -155,34 +143,6 @@ class InvalidSetting(CallerError):
         )
 
 
-class UnknownSetting(CallerError):
-    """The setting of balancing does not exist."""
-
-    def __init__(self, *, setting: str, nearest: str | None) -> None:
-        """`setting` is the requested name, `nearest` a similar one that exists."""
-        self.setting = setting
-        self.nearest = nearest
-        near = (
-            f"; did you mean {nearest}?"
-            if nearest
-            else "; see which there are: equipoise balancing show --all"
-        )
-        super().__init__(f"there is no setting {setting!r} of balancing{near}")
-
-
-class UnreadableLoad(PeerError):
-    """A message on the load bus is no load report. Its sender counts as having reported nothing."""
-
-    def __init__(self, *, what: str, problem: str) -> None:
-        """`what` was expected (`report`, `bundle`); `problem` is what is wrong."""
-        self.what = what
-        self.problem = problem
-        super().__init__(
-            f"a {what} of load cannot be read: {problem}; look for who writes it, and with which"
-            " version"
-        )
-
-
 class BrokerUnreachable(PeerError):
     """A broker does not answer at its advertised address, or its answer is invalid."""
 
@@ -202,16 +162,6 @@ class BrokerUnreachable(PeerError):
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; {advice}")
 
 
-class InvalidRequest(CallerError):
-    """The body or parameters of a request are malformed."""
-
-    def __init__(self, *, what: str, problem: str) -> None:
-        """`what` is the wrong part, such as `the body`, `problem` the reason."""
-        self.what = what
-        self.problem = problem
-        super().__init__(f"{what} cannot be used: {problem}")
-
-
 class InvalidPolicy(CallerError):
     """A cluster policy is malformed or contradictory. The former policy stays."""
 
@@ -222,19 +172,55 @@ class InvalidPolicy(CallerError):
         super().__init__(f"the policy {policy} cannot be set: {problem}; what was set before stays")
 
 
-class PolicyLeavesNobody(CallerError):
-    """A change of cluster policies would leave a bundle without a live broker that may own it."""
+def not_proposed(*, broker: str, problem: str) -> PeerError:
+    """Return the error of a broker that could not append a proposal, or knows that its proposal
+    will never be accepted. `problem` kept it from proposing.
+    """
+    return PeerError(
+        f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker",
+        code="NotProposed",
+        broker=broker,
+        problem=problem,
+    )
 
-    def __init__(self, *, policy: str, subject: str | None, problem: str, advice: str) -> None:
-        """`policy` is the key of the change, `problem` what it would do, `advice` how to change it.
 
-        `subject` is the namespace or bundle without a broker; None if the policy names no broker
-        that is up.
-        """
-        self.policy = policy
-        self.subject = subject
-        self.problem = problem
-        super().__init__(f"the policy {policy} was not changed: {problem}; {advice}")
+def invalid_request(*, what: str, problem: str) -> CallerError:
+    """Return the error for a malformed body or parameter of a request. `what` is the wrong part,
+    such as `the body`, `problem` the reason.
+    """
+    return CallerError(
+        f"{what} cannot be used: {problem}", code="InvalidRequest", what=what, problem=problem
+    )
+
+
+def unknown_setting(*, setting: str, nearest: str | None) -> NotFound:
+    """Return the error for a setting of balancing that does not exist. `nearest` is a similar one
+    that does.
+    """
+    near = (
+        f"did you mean {nearest}?"
+        if nearest
+        else "see which there are: equipoise balancing show --all"
+    )
+    return NotFound(
+        f"there is no setting {setting!r} of balancing; {near}",
+        code="UnknownSetting",
+        setting=setting,
+        nearest=nearest,
+    )
+
+
+def unreadable_load(*, what: str, problem: str) -> PeerError:
+    """Return the error for a message on the load bus that is no load. `what` was expected
+    (`report`, `bundle`). Its sender counts as having reported nothing.
+    """
+    return PeerError(
+        f"a {what} of load cannot be read: {problem}; look for who writes it, and with which"
+        " version",
+        code="UnreadableLoad",
+        what=what,
+        problem=problem,
+    )
 
 
 def channel_lost(*, what: str, waited_ms: int, broker: str, lost_ms: int) -> DeadlineExceeded:

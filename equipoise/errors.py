@@ -7,8 +7,6 @@ This module only re-exports names.
 from equipoise.brokers.errors import (
     BrokerUnreachable,
     InvalidConfig,
-    InvalidRequest,
-    NotProposed,
     Rejected,
     UnknownNamespace,
 )
@@ -37,10 +35,8 @@ __all__ = [
     "EquipoiseError",
     "InvalidConfig",
     "InvalidName",
-    "InvalidRequest",
     "LogUnavailable",
     "NotFound",
-    "NotProposed",
     "NotServed",
     "OperatorError",
     "OutcomeUnknown",

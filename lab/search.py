@@ -148,7 +148,7 @@ class FrontPoint:
 def grid_values(given: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return the values of each setting from pairs of a name and values with commas between them.
 
-    Values of a repeated name are joined, and equal values are one. Raises `UnknownSetting`, and
+    Values of a repeated name are joined, and equal values are one. Raises `NotFound`, and
     `InvalidSetting`.
     """
     found = defaultdict[str, list[str]](list)

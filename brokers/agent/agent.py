@@ -51,7 +51,7 @@ from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
 from equipoise.brokers.balancing.policies import Maintenance
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.errors import NotProposed
+from equipoise.brokers.errors import not_proposed
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Verdict
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Folded, Reader
@@ -388,7 +388,7 @@ class Agent:
     def _requested(self, event: Requested) -> None:
         core = self._core
         if core.incarnation is None or not core.lease.holds(core.now):
-            without_lease = NotProposed(
+            without_lease = not_proposed(
                 broker=core.broker, problem="it has no lease at this moment"
             )
             core.effects.append(Answered(ticket=event.ticket, error=without_lease))
@@ -401,7 +401,7 @@ class Agent:
             )
             core.effects.append(
                 Answered(
-                    ticket=event.ticket, error=NotProposed(broker=core.broker, problem=problem)
+                    ticket=event.ticket, error=not_proposed(broker=core.broker, problem=problem)
                 )
             )
         elif isinstance(make, Verdict):

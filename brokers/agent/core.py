@@ -12,7 +12,7 @@ from equipoise.brokers.agent.effects import Answered, Append, Effect, WriteMark
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.errors import InvalidConfig, NotProposed
+from equipoise.brokers.errors import InvalidConfig, not_proposed
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overloaded
@@ -357,7 +357,7 @@ class Core:
             self.effects.append(
                 Answered(
                     ticket=attempt.ticket,
-                    error=error or NotProposed(broker=self.broker, problem=_OVERTAKEN),
+                    error=error or not_proposed(broker=self.broker, problem=_OVERTAKEN),
                 )
             )
 

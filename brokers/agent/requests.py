@@ -18,12 +18,11 @@ from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.errors import (
     InvalidPolicy,
     InvalidSetting,
-    PolicyLeavesNobody,
     Rejected,
-    UnknownSetting,
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import tenant_in
@@ -393,8 +392,6 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
         check_policy_change(view, intent.policy, intent.document)
     except InvalidPolicy as error:
         return Verdict(reason=Reason.MALFORMED, problem=error.problem)
-    except PolicyLeavesNobody as error:
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=error.problem)
     except Rejected as error:
         return Verdict(reason=Reason(error.reason), problem=error.problem)
     entry = view.policies.get(intent.policy)
@@ -414,7 +411,7 @@ def _settings(view: View, intent: SetSettings) -> Make | Verdict:
         document = settings_records.changed(
             settings_records.document_of(view), intent.changes, intent.changed_by
         )
-    except (UnknownSetting, InvalidSetting) as error:
+    except (NotFound, InvalidSetting) as error:
         return Verdict(reason=Reason.MALFORMED, problem=str(error))
     if len(document) > DOCUMENT_ENTRIES_MAX:
         problem = (

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from equipoise.brokers.balancing.policies import GRANT, TENANT, is_role, items_of
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.security.rights import Action, Held, Place, Right
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
@@ -24,14 +24,14 @@ _EXPECTED: Final = "1 to 255 printable characters without white space around the
 
 
 def check_role(role: str) -> str:
-    """Return the name of a role. Raises `InvalidRequest`."""
+    """Return the name of a role. Raises `CallerError`."""
     if not is_role(role):
-        raise InvalidRequest(what="the role", problem=f"{role[:64]!r} must be {_EXPECTED}")
+        raise invalid_request(what="the role", problem=f"{role[:64]!r} must be {_EXPECTED}")
     return role
 
 
 def parse_actions(names: Collection[str]) -> frozenset[Action]:
-    """Return actions by name. Raises `InvalidRequest` for an unknown one, and if there is none."""
+    """Return actions by name. Raises `CallerError` for an unknown one, and if there is none."""
     unknown = sorted(set(names) - set(Action))
     if unknown or not names:
         problem = (
@@ -39,7 +39,7 @@ def parse_actions(names: Collection[str]) -> frozenset[Action]:
             if unknown
             else f"name at least one of {', '.join(Action)}"
         )
-        raise InvalidRequest(what="the actions", problem=problem)
+        raise invalid_request(what="the actions", problem=problem)
     return frozenset(map(Action, names))
 
 

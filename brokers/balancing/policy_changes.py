@@ -31,24 +31,24 @@ from equipoise.brokers.balancing.policies import (
     policies_in,
     read_policies,
 )
-from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, conflict
+from equipoise.brokers.errors import InvalidPolicy, Rejected, conflict
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document, Reason
 from equipoise.channel.core.view import View
+
+_CHANGE = "change the policy"
 
 
 def check_policy_change(view: View, key: str, document: Document | None) -> None:
     """Raise if the policy `key` must not become `document`; None removes the policy.
 
-    Raises `InvalidPolicy`. Raises `PolicyLeavesNobody` in two cases:
+    Raises `InvalidPolicy`. Raises `Rejected` in these cases:
 
     * A bundle that some broker may have now would have no allowed broker.
     * None of the brokers that the policy names is up.
+    * A failure domain names a broker of another one, or a tenant that is removed has namespaces.
 
-    If no broker is up, neither case applies.
-
-    Raises `Rejected` if a failure domain names a broker of another one, or if a tenant that is
-    removed has namespaces.
+    If no broker is up, the first two do not apply.
     """
     policy = None if document is None else parse_policy(key, document)
     if document is not None and policy is None:
@@ -106,11 +106,8 @@ def _check_leaves_somebody(
     after |= {} if document is None else {key: document}
     if isinstance(policy, Isolation | Pin) and not _names_somebody(view, policy):
         advice = "name brokers that are up (equipoise brokers list), or start them first"
-        raise PolicyLeavesNobody(
-            policy=key,
-            subject=None,
-            problem="none of the brokers that it names is up",
-            advice=advice,
+        raise conflict(
+            key, "none of the brokers that it names is up", action=_CHANGE, advice=advice
         )
     policies = (read_policies(view), policies_in(after))
     now, then = (Destinations(view, policies=each) for each in policies)
@@ -134,7 +131,7 @@ def _check_leaves_somebody(
 
 def _leaves_nobody(
     key: str, policy: Isolation | Pin | Maintenance | None, bundle: BundleEntry, *, subject: str
-) -> PolicyLeavesNobody:
+) -> Rejected:
     """Return the refusal of a change after which no broker may have `bundle`. A primary broker is
     reserved for the policy's namespaces.
     """
@@ -159,7 +156,7 @@ def _leaves_nobody(
     else:
         problem = f"no broker that is up could own {subject}"
         advice = "name more brokers that are up (equipoise brokers list)"
-    return PolicyLeavesNobody(policy=key, subject=subject, problem=problem, advice=advice)
+    return conflict(key, problem, action=_CHANGE, advice=advice)
 
 
 def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:

@@ -143,7 +143,7 @@ class SearchOptions:
     ] = 1
 
     def search(self) -> Search:
-        """Return the search. Raises `typer.BadParameter`, `UnknownSetting`, `InvalidSetting`."""
+        """Return the search. Raises `typer.BadParameter`, `NotFound`, `InvalidSetting`."""
         from equipoise.lab.tuning import Search
 
         given = pairs("--set", self.changes or ())

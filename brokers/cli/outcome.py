@@ -22,7 +22,6 @@ from typer.core import TyperGroup
 
 from equipoise.brokers.errors import (
     InvalidConfig,
-    PolicyLeavesNobody,
     Rejected,
 )
 from equipoise.channel.core.errors import Bug, CallerError, EquipoiseError, OperatorError
@@ -68,8 +67,6 @@ class ExitCode(IntEnum):
 
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Rejected, ExitCode.REFUSED),
-    # The state of the cluster forbids it; the command line is correct.
-    (PolicyLeavesNobody, ExitCode.REFUSED),
     (CallerError, ExitCode.USAGE),
     # In commands, settings come from the command line.
     (InvalidConfig, ExitCode.USAGE),

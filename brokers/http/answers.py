@@ -19,8 +19,6 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import (
-    InvalidRequest,
-    PolicyLeavesNobody,
     Rejected,
 )
 from equipoise.brokers.load.metering import driven
@@ -69,9 +67,7 @@ there."""
 # conflicting state. 504 means that an operation began and may still happen, so a blind retry is
 # wrong.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
-    ((InvalidRequest,), 400),
     ((NotFound,), 404),
-    ((PolicyLeavesNobody,), 409),
     ((CallerError,), 412),
     ((DeadlineExceeded, OutcomeUnknown), 504),
     # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover
@@ -81,6 +77,8 @@ _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]
 
 _STATUS_OF_CODE: Final = {
     "Cancelled": 409,
+    "InvalidRequest": 400,
+    "UnknownSetting": 412,
     # The broker waited for records. No operation began.
     "ChannelLost": 503,
 }

@@ -1,4 +1,4 @@
-"""Parse and check bodies, parameters and names of HTTP requests. Raise `InvalidRequest` or
+"""Parse and check bodies, parameters and names of HTTP requests. Raise `CallerError` or
 `InvalidName` for invalid input.
 """
 
@@ -24,7 +24,7 @@ from equipoise.brokers.balancing.policies import (
 from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.runtime.router import OPENED_ASKED_MAX, OPENED_MS_MAX
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import (
@@ -246,7 +246,7 @@ POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 
 async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> Value | None:
-    """Return the body of a request; None if it is empty or `null`. Raises `InvalidRequest`."""
+    """Return the body of a request; None if it is empty or `null`. Raises `CallerError`."""
     data = await request.read()
     if not data.strip():
         return None
@@ -257,28 +257,28 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
             f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg'].removeprefix(_OWN_ERROR)}"
             for detail in error.errors()[:_PROBLEMS_SHOWN_MAX]
         ]
-        raise InvalidRequest(what="the body", problem="; ".join(problems)) from None
+        raise invalid_request(what="the body", problem="; ".join(problems)) from None
 
 
 async def required_body_of(
     request: web.Request, adapter: TypeAdapter[Value | None], expected: str
 ) -> Value:
     """Return the body of a request that must have one; `expected` describes it. Raises
-    `InvalidRequest`.
+    `CallerError`.
     """
     value = await body_of(request, adapter)
     if value is None:
-        raise InvalidRequest(what="the body", problem=f"it is missing; it must be {expected}")
+        raise invalid_request(what="the body", problem=f"it is missing; it must be {expected}")
     return value
 
 
 def parameter_of(request: web.Request, name: str) -> str | None:
-    """Return a parameter of the query; None if it is not given. Raises `InvalidRequest` if it is
+    """Return a parameter of the query; None if it is not given. Raises `CallerError` if it is
     given twice.
     """
     values = request.query.getall(name, [])
     if len(values) > 1:
-        raise InvalidRequest(
+        raise invalid_request(
             what=f"the parameter {name}", problem=f"it is given {len(values)} times; give it once"
         )
     return values[0] if values else None
@@ -294,7 +294,7 @@ def texts_of(request: web.Request, name: str) -> frozenset[str]:
 
 
 def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -> int:
-    """Return a parameter that is an integer from 0 to `at_most`. Raises `InvalidRequest`."""
+    """Return a parameter that is an integer from 0 to `at_most`. Raises `CallerError`."""
     text = parameter_of(request, name)
     if text is None:
         return default
@@ -304,7 +304,7 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
         and len(text) <= len(str(at_most))
         and int(text) <= at_most
     ):
-        raise InvalidRequest(
+        raise invalid_request(
             what=f"the parameter {name}",
             problem=f"{text[:64]!r} is not an integer from 0 to {at_most}",
         )
@@ -313,11 +313,11 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
 
 def flag_of(request: web.Request, name: str) -> bool:
     """Return a parameter that is `true` or `false`; False if it is not given. Raises
-    `InvalidRequest`.
+    `CallerError`.
     """
     text = parameter_of(request, name)
     if text not in (None, "true", "false"):
-        raise InvalidRequest(
+        raise invalid_request(
             what=f"the parameter {name}", problem=f"{text[:64]!r} is neither true nor false"
         )
     return text == "true"

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.documents import LOAD_BYTES_MAX, decode_load, encode_load, light
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document, SideLog, SideTopic, read_on
 from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.loads import Load, averaged
@@ -129,7 +129,7 @@ class LoadBus:
         for broker, kept in newest.items():
             try:
                 self._latest[broker] = kept.at_ms, decode_load(kept.value or b"")
-            except UnreadableLoad:
+            except PeerError:
                 self._latest.pop(broker, None)
         self._latest = {
             broker: kept for broker, kept in self._latest.items() if kept[0] > oldest_ms

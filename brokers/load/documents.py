@@ -1,7 +1,7 @@
 """Encode and decode the loads of brokers and bundles as compact JSON.
 
 Input comes from other programs and is checked by hand: each parser returns a value or raises
-`UnreadableLoad`. Unknown fields are ignored.
+`PeerError`. Unknown fields are ignored.
 
 NaN and infinities are written as `null` and read as NaN, so that `shedder.loads.fault_of` can
 detect and attribute them. An invalid count or name makes the whole document unreadable.
@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import orjson
 
-from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.errors import unreadable_load
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import (
     MalformedError,
@@ -149,12 +149,12 @@ def encode_bundle(bundle: BundleTraffic) -> bytes:
 
 
 def decode_load(data: bytes) -> Load:
-    """Decode what `encode_load` encoded. Raises `UnreadableLoad` for anything else."""
+    """Decode what `encode_load` encoded. Raises `PeerError` for anything else."""
     return _parsed(data, "report", _load)
 
 
 def decode_bundle(data: bytes) -> BundleTraffic:
-    """Decode what `encode_bundle` encoded. Raises `UnreadableLoad` for anything else."""
+    """Decode what `encode_bundle` encoded. Raises `PeerError` for anything else."""
     return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
 
 
@@ -162,7 +162,7 @@ def _parsed(data: bytes, what: str, read: Callable[[object], _Value]) -> _Value:
     try:
         return read(orjson.loads(data))
     except (orjson.JSONDecodeError, MalformedError) as error:
-        raise UnreadableLoad(what=what, problem=str(error)) from None
+        raise unreadable_load(what=what, problem=str(error)) from None
 
 
 def _load(document: object) -> Load:

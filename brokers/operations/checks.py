@@ -24,11 +24,11 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.errors import (
-    InvalidRequest,
     Rejected,
     conflict,
     counted,
     destination_forbidden,
+    invalid_request,
 )
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import CallerError, NotFound, invalid_boundaries
@@ -171,14 +171,14 @@ def check_destination(view: View, bundle: BundleEntry, destination: str) -> None
 def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | None) -> None:
     """Check a split before its owner is asked. The owner's service checks an algorithm of its own.
 
-    Raises `InvalidRequest`, `CallerError`.
+    Raises `CallerError`, `CallerError`.
     """
     if not algorithm.isprintable() or not 0 < len(algorithm) <= TEXT_CHARACTERS_MAX:
         problem = (
             f"{algorithm[:TEXT_CHARACTERS_MAX]!r} is not a name of up to {TEXT_CHARACTERS_MAX}"
             " printable characters"
         )
-        raise InvalidRequest(what="the split algorithm", problem=problem)
+        raise invalid_request(what="the split algorithm", problem=problem)
     if positions is None:
         if algorithm == SPECIFIED_POSITIONS_DIVIDE:
             raise invalid_boundaries(

@@ -177,7 +177,7 @@ def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
 
 
 async def set_cluster_policy(port: Port, key: str, document: Document) -> Answer:
-    """Set the cluster policy `key`. Raises `InvalidPolicy` and `PolicyLeavesNobody` as
+    """Set the cluster policy `key`. Raises `InvalidPolicy` and `Rejected` as
     `check_policy_change` does.
     """
     intent = SetClusterPolicy(policy=key, document=document)
@@ -256,7 +256,7 @@ def _tenant_document(
 
 async def grant_right(port: Port, role: str, right: Right) -> Answer:
     """Give a role a right in the cluster, in place of the one that it has. Raises
-    `InvalidRequest`.
+    `CallerError`.
     """
     intent = SetClusterPolicy(policy=grant_key(check_role(role)), document=grant_document(right))
     sentence = f"role {role} has the right {right} in the cluster"
@@ -275,7 +275,7 @@ async def grant_permission(
     port: Port, namespace: str, role: str, actions: Collection[Action]
 ) -> Answer:
     """Set what a role may do in a namespace, in place of what it may do now. Without actions,
-    revoke all. Raises `InvalidRequest`.
+    revoke all. Raises `CallerError`.
     """
     namespace_named(port.view, namespace)
     value = permission_value(actions)
@@ -406,7 +406,7 @@ async def start_maintenance(
 
     The leader ends it at `until_ms` (Unix time; 0: no end). It applies to later processes with
     these ids, too. Raises `NotFound` for a broker that never joined, and for a domain without
-    brokers; `InvalidPolicy`; and `PolicyLeavesNobody` if no other broker may have the bundles.
+    brokers; `InvalidPolicy`; and `Rejected` if no other broker may have the bundles.
     """
     view = port.view
     key = _maintenance_key(subject, of_domain=of_domain)

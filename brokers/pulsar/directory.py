@@ -99,7 +99,7 @@ class Directory:
     async def topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
         """Return the full names of a namespace's topics on all brokers.
 
-        Raises `UnknownNamespace`, and `NotAnswered` if a broker does not answer or a bundle moves
+        Raises `UnknownNamespace`, and `PeerError` if a broker does not answer or a bundle moves
         for too long. An incomplete list would make clients that subscribe to a pattern drop the
         missing topics.
         """

@@ -18,7 +18,7 @@ from yarl import URL
 
 from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT
-from equipoise.brokers.pulsar.wire.errors import NotAnswered
+from equipoise.brokers.pulsar.wire.errors import not_answered
 from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
@@ -47,7 +47,7 @@ class Listing:
 
     @classmethod
     def read(cls, answer: object) -> Self:
-        """Read a listing from the JSON of `document`. Raise `NotAnswered`."""
+        """Read a listing from the JSON of `document`. Raise `PeerError`."""
         try:
             bundles, topics = (tuple(map(str, answer[name])) for name in ("bundles", "topics"))  # type: ignore[index]
             for name in bundles:
@@ -57,7 +57,7 @@ class Listing:
                 f"a broker answers {answer!r:.80}, which is not a list of topics; ask again when"
                 " all brokers run the same release"
             )
-            raise NotAnswered(problem) from error
+            raise not_answered(problem) from error
         return cls(bundles=bundles, topics=topics)
 
     def document(self) -> dict[str, list[str]]:
@@ -116,7 +116,7 @@ class Peers:
         subscribe to a pattern ask all at once. They do not get the earlier answer: it may predate
         their call and lack a topic that they have just created.
 
-        Raises `NotAnswered` if a broker does not answer, or if a bundle kept moving.
+        Raises `PeerError` if a broker does not answer, or if a bundle kept moving.
         """
         task = self._next.get(namespace)
         if task is None:
@@ -152,7 +152,7 @@ class Peers:
         this broker itself does when this returns, before it waits for anything, concerns its
         bundles in the same placement.
 
-        Raises `NotAnswered` if one of them does not answer, or if a bundle kept moving.
+        Raises `PeerError` if one of them does not answer, or if a bundle kept moving.
         """
         return await self._ask_placed(
             namespace, path, method, Deadline.after(timeout_ms=self._moving_ms)
@@ -186,9 +186,9 @@ class Peers:
         }
 
     async def _again(self, namespace: str, deadline: Deadline) -> None:
-        """Wait before the next question. Raise `NotAnswered` after the deadline."""
+        """Wait before the next question. Raise `PeerError` after the deadline."""
         if not deadline.remaining_ms():
-            raise NotAnswered(
+            raise not_answered(
                 f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask"
                 " again"
             )
@@ -218,10 +218,10 @@ class Peers:
         """Return the answer of a topic's owner to a GET of a path, else the first answer of another
         broker, else None.
 
-        Raises `NotAnswered` if there is no answer and a broker failed. For the path see `ask_all`.
+        Raises `PeerError` if there is no answer and a broker failed. For the path see `ask_all`.
         """
         owner, others = self._owner(topic), self._others()
-        failed: NotAnswered | None = None
+        failed: PeerError | None = None
         for brokers in (
             [each for each in others if each == owner],
             [each for each in others if each != owner],
@@ -229,7 +229,7 @@ class Peers:
             for answer in await asyncio.gather(
                 *(self._ask(broker, path) for broker in brokers), return_exceptions=True
             ):
-                if isinstance(answer, NotAnswered):
+                if isinstance(answer, PeerError):
                     failed = answer
                 elif isinstance(answer, BaseException):
                     raise answer
@@ -266,7 +266,7 @@ class Peers:
             return await self._list_all(namespace)
 
     async def _ask(self, broker: BrokerEntry, path: str, method: str = "GET") -> object:
-        """Return a broker's answer, or None if it has none. Raise `NotAnswered`."""
+        """Return a broker's answer, or None if it has none. Raise `PeerError`."""
         assert self._http is not None, "asked while serving only"
         url = own_http(broker.joined.addresses)
         problem = "it advertises no HTTP address"
@@ -291,4 +291,4 @@ class Peers:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
         problem = f"broker {broker.broker} does not answer for its topics: {problem}; ask again"
-        raise NotAnswered(problem)
+        raise not_answered(problem)

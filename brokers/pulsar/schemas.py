@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.wire.errors import NotAnswered
+from equipoise.brokers.pulsar.wire.errors import not_answered
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import VERSION_BYTES, Schema, version_of
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.ranges import TopicName
 
 # A schema of the usual size takes 0.5 KiB, and its row another 0.5 KiB: 16 MiB in total.
@@ -115,7 +116,7 @@ class ClusterSchemas:
         """Return a schema of a topic from any broker, or None. `version` None means the newest,
         which the topic's owner knows.
 
-        Raises `NotAnswered` if the schema is not found and another broker does not answer.
+        Raises `PeerError` if the schema is not found and another broker does not answer.
         """
         name = partitioned_name(topic.full)
         known = self._schemas.find(name, version)
@@ -128,7 +129,7 @@ class ClusterSchemas:
             path += f"/{int.from_bytes(version, 'big')}"
         try:
             answer = await self._peers.first_answer(topic, path)
-        except NotAnswered:
+        except PeerError:
             if known is None:
                 raise
             return known
@@ -142,7 +143,7 @@ class ClusterSchemas:
         return known if version is not None and made != version else (made, schema)
 
     async def forget(self, topic: TopicName) -> None:
-        """Delete all schemas of a topic, here and at every other broker. Raise `NotAnswered` if
+        """Delete all schemas of a topic, here and at every other broker. Raise `PeerError` if
         another broker does not answer.
         """
         self._schemas.forget(partitioned_name(topic.full))
@@ -165,7 +166,7 @@ def document(schema: Schema) -> dict[str, object]:
 
 
 def read(answer: object) -> Schema:
-    """Read a schema from a `document`. Raise `NotAnswered`."""
+    """Read a schema from a `document`. Raise `PeerError`."""
     try:
         name, kind, definition, pairs = (
             answer[key]  # type: ignore[index]
@@ -183,4 +184,4 @@ def read(answer: object) -> Schema:
             f"a broker answers {answer!r:.80}, which is not a schema; ask again when all brokers"
             " run the same release"
         )
-        raise NotAnswered(problem) from error
+        raise not_answered(problem) from error

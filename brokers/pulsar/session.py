@@ -33,7 +33,7 @@ from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import (
-    NotAnswered,
+    NOT_ANSWERED,
     NotServed,
     ServedElsewhere,
     ServerError,
@@ -592,7 +592,7 @@ def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):
         return ServerError.TOPIC_NOT_FOUND, str(error)
-    if isinstance(error, DeadlineExceeded | NotAnswered | Overloaded):
+    if isinstance(error, DeadlineExceeded | Overloaded) or error.code == NOT_ANSWERED:
         return ServerError.METADATA_ERROR, str(error)
     return ServerError.UNKNOWN_ERROR, str(error)
 

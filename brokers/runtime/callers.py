@@ -274,7 +274,7 @@ class Requests:
 
         * `Rejected`: with the reason.
         * `OutcomeUnknown`: the result cannot be known.
-        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly
+        * `PeerError`, `Overloaded`: this broker cannot propose now, and the record was certainly
           not appended.
         * The errors of `Log.append`, such as `LogStorageFull`.
         * `WorkerEnded`: the broker ended before it proposed.

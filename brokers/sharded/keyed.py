@@ -51,7 +51,7 @@ from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.client.attempts import RequestOutcome
 from equipoise.brokers.load.metering import driven
 from equipoise.brokers.runtime.embedding.by_key import WORK
-from equipoise.brokers.runtime.embedding.installed import Elsewhere, Unserved
+from equipoise.brokers.runtime.embedding.installed import Unserved, elsewhere
 from equipoise.brokers.runtime.service import (
     Bundle,
     Ownership,
@@ -432,7 +432,7 @@ class Keyed(Service, Generic[T]):
         served = await self.host.route(self.namespace, key, timeout_ms=self._call_ms)
         if isinstance(served, Peer):
             name = f"{self.namespace}/{key}"
-            raise Elsewhere(key=name, peer=served, broker=self.host.broker_id)
+            raise elsewhere(key=name, owner=served, broker=self.host.broker_id)
         return served.admit(key)
 
     def _part_of(self, key: str, point: int, work: Work) -> Part[T]:

@@ -16,7 +16,7 @@ from equipoise.brokers.agent.events import Tick, Wanted
 from equipoise.brokers.agent.requests import Unload
 from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
-from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
+from equipoise.brokers.errors import UnknownNamespace, invalid_request
 from equipoise.brokers.operations import moves, verbs
 from equipoise.brokers.operations.in_worker import Operations, WorkerPort
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
@@ -106,7 +106,7 @@ class Cluster(Generic[S]):
         `CallerError`.
 
         `brokers` are ids, or the number of brokers `broker-1`, `broker-2`, ...; with 0 none runs
-        until the test starts one. Raises `InvalidName` for an impossible id, and `InvalidRequest`
+        until the test starts one. Raises `InvalidName` for an impossible id, and `CallerError`
         for a number below 0 or an id that is given twice.
         """
         self._names = _names_of(brokers)
@@ -513,13 +513,13 @@ def _not_in_cluster(what: str, name: str, *, known: Sequence[str]) -> NotFound:
 def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(brokers, int):
         if brokers < 0:
-            raise InvalidRequest(
+            raise invalid_request(
                 what="the number of brokers", problem=f"there are not {brokers} of them"
             )
         return tuple(f"broker-{number + 1}" for number in range(brokers))
     names = tuple(check_broker_id(name) for name in brokers)
     if len(set(names)) < len(names):
-        raise InvalidRequest(
+        raise invalid_request(
             what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}"
         )
     return names

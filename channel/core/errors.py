@@ -94,36 +94,6 @@ class LogDamaged(OperatorError):
         )
 
 
-class LogAccessDenied(OperatorError):
-    """The log's storage refuses this process access, or an operation that it needs."""
-
-    def __init__(self, *, log: str, problem: str) -> None:
-        """`problem` is the storage's message."""
-        self.log = log
-        self.problem = problem
-        super().__init__(
-            f"the log {log} denies access: {problem}; check the credentials and TLS settings of"
-            " this process, and the rights of its user there"
-        )
-
-
-class UnfitTopic(OperatorError):
-    """A Kafka topic with a setting that could lose records or break their total order."""
-
-    def __init__(self, *, log: str, topic: str, setting: str, found: str, needed: str) -> None:
-        """`setting` of `topic` is `found` and must be `needed`."""
-        self.log = log
-        self.topic = topic
-        self.setting = setting
-        self.found = found
-        self.needed = needed
-        super().__init__(
-            f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be"
-            f" {needed}; alter it, or use a new topic, which is then created with the right"
-            " settings"
-        )
-
-
 class LogStorageFull(OperatorError):
     """The log's disk is full. Nothing was appended."""
 
@@ -363,6 +333,35 @@ def invalid_kafka_setting(*, setting: str, problem: str) -> CallerError:
         code="InvalidKafkaSetting",
         setting=setting,
         problem=problem,
+    )
+
+
+def log_access_denied(*, log: str, problem: str) -> OperatorError:
+    """Return the error for storage that refuses this process access, or an operation that it needs.
+    `problem` is its message.
+    """
+    return OperatorError(
+        f"the log {log} denies access: {problem}; check the credentials and TLS settings of this"
+        " process, and the rights of its user there",
+        code="LogAccessDenied",
+        log=log,
+        problem=problem,
+    )
+
+
+def unfit_topic(*, log: str, topic: str, setting: str, found: str, needed: str) -> OperatorError:
+    """Return the error for a Kafka topic with a `setting` that could lose records or break their
+    total order: it is `found` and must be `needed`.
+    """
+    return OperatorError(
+        f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be"
+        f" {needed}; alter it, or use a new topic, which is then created with the right settings",
+        code="UnfitTopic",
+        log=log,
+        topic=topic,
+        setting=setting,
+        found=found,
+        needed=needed,
     )
 
 

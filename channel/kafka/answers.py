@@ -9,9 +9,9 @@ from typing import Final
 
 from equipoise.channel.core.errors import (
     EquipoiseError,
-    LogAccessDenied,
     LogDamaged,
     LogUnavailable,
+    log_access_denied,
 )
 
 COMPLAINT_MS_MAX: Final = 40_000
@@ -53,7 +53,7 @@ class KafkaFailed(Exception):
         """
         match self.trouble:
             case Trouble.DENIED:
-                return LogAccessDenied(log=log, problem=self.problem)
+                return log_access_denied(log=log, problem=self.problem)
             case Trouble.DAMAGED:
                 return LogDamaged(log=log, problem=self.problem)
             case _:

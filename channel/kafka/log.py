@@ -103,7 +103,7 @@ class KafkaLog:
     ) -> None:
         """Open the log; `create` makes a missing topic. `name` is its URL, for messages.
 
-        Raises `CallerError`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`,
+        Raises `CallerError`, `LogNotBegun`, `OperatorError`,
         `LogUnavailable`.
         """
         self.name = name

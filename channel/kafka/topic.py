@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from equipoise.channel.core.errors import LogDamaged, LogNotBegun, UnfitTopic
+from equipoise.channel.core.errors import LogDamaged, LogNotBegun, unfit_topic
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import (
     REQUEST_BYTES_MAX,
@@ -125,7 +125,7 @@ def fitting_topic(
 ) -> TopicFacts | None:
     """Return the facts about a topic, or None if there is none; `create` makes a missing one.
 
-    `replication` is the required number of copies, if given. Raises `UnfitTopic`, `KafkaFailed`.
+    `replication` is the required number of copies, if given. Raises `OperatorError`, `KafkaFailed`.
     """
     facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
     if facts is None and create:
@@ -162,9 +162,9 @@ def described_when_made(administrator: Administrator, topic: str, deadline: Dead
 def check_topic(
     facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic: str, replication: int | None
 ) -> None:
-    """Raise `UnfitTopic` with the first requirement that the topic does not meet."""
+    """Raise `OperatorError` with the first requirement that the topic does not meet."""
     if facts.partitions != 1:
-        raise UnfitTopic(
+        raise unfit_topic(
             log=log,
             topic=topic,
             setting="the number of partitions",
@@ -173,13 +173,13 @@ def check_topic(
         )
     if replication is not None and facts.replication != replication:
         found, wanted = str(facts.replication), f"{replication}, as in the URL"
-        raise UnfitTopic(
+        raise unfit_topic(
             log=log, topic=topic, setting="the number of copies", found=found, needed=wanted
         )
     for each in needed:
         found = facts.settings.get(each.name, "unknown")
         if not each.fits(found):
-            raise UnfitTopic(
+            raise unfit_topic(
                 log=log, topic=topic, setting=each.name, found=found, needed=each.description
             )
 

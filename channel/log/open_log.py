@@ -54,7 +54,7 @@ def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
     * `LogNotBegun` if there is no log and `create` is false;
     * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`,
       `LogUnavailable`, `LogStorageFull`;
-    * for a topic `CallerError`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`,
+    * for a topic `CallerError`, `OperatorError`,
       `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")

@@ -36,9 +36,8 @@ from equipoise.channel.core.entries import (
 )
 from equipoise.channel.core.errors import (
     CompactedSnapshotDamaged,
-    LogAccessDenied,
     LogDamaged,
-    UnfitTopic,
+    OperatorError,
 )
 from equipoise.channel.core.fields import MalformedError, boolean, fail, integer, text
 from equipoise.channel.core.log import (
@@ -544,7 +543,7 @@ def history_snapshot_of(
         except (CompactedSnapshotDamaged, LogDamaged) as error:
             history_snapshot = FoundSnapshot(rows=history_snapshot.rows, problem=error.problem)
             continue
-        except (LogAccessDenied, UnfitTopic) as error:
+        except OperatorError as error:
             # Only the compactor needs it. A reader of the past can do without.
             return FoundSnapshot(problem=str(error))
         if marker.position >= log.start():

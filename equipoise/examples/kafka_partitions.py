@@ -31,10 +31,6 @@ CREATE TABLE IF NOT EXISTS progress(
 """
 
 
-class StaleOwner(PeerError):
-    """Another program has claimed the partition since. Nothing was written."""
-
-
 class Results:
     """The results, offsets and tokens. One thread at a time."""
 
@@ -49,7 +45,7 @@ class Results:
 
     def claim(self, partition: int, token: int) -> int | None:
         """Fence older tokens, and return the offset to continue at, or None if there is none.
-        Raises `StaleOwner`.
+        Raises `PeerError` if another program has claimed the partition since.
         """
         with self.connection as transaction:
             next_offset = self._checked(partition, token)
@@ -59,7 +55,9 @@ class Results:
         return next_offset
 
     def put(self, partition: int, token: int, results: Mapping[int, str]) -> None:
-        """Write results by offset, and the offset to continue at. Raises `StaleOwner`."""
+        """Write results by offset, and the offset to continue at. Raises `PeerError` as
+        `claim` does.
+        """
         with self.connection as transaction:
             self._checked(partition, token)
             transaction.executemany(
@@ -77,7 +75,7 @@ class Results:
         query = "SELECT token, next_offset FROM progress WHERE partition = ?"
         highest, next_offset = self.connection.execute(query, (partition,)).fetchone() or (0, None)
         if token < highest:
-            raise StaleOwner(
+            raise PeerError(
                 f"partition {partition} has been claimed under token {highest}, and {token} is"
                 " older: stop to process it"
             )

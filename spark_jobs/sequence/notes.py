@@ -15,8 +15,8 @@ from typing import Final
 
 import orjson
 
-from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.documents import decode_load
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BundleTraffic, Load, Traffic, Use
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
@@ -32,7 +32,7 @@ def load_rows(document: bytes) -> tuple[Row, ...] | None:
     """
     try:
         load = decode_load(document)
-    except UnreadableLoad:
+    except PeerError:
         return None
     of_all: Row = {"broker": load.broker, "reported_at": load.at_ms}
     return (

@@ -22,7 +22,7 @@ from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.brokers.side_topics import SERVING
-from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, PeerError
+from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
 from equipoise.channel.core.log import Log, SnapshotRow, SnapshotStore
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.kafka.rights import Resource, Right, Role, rights_of
@@ -277,7 +277,7 @@ def test_a_missing_right_is_named(
 def test_a_missing_right_to_make_a_topic_is_named(place: Place) -> None:
     place.become_all_but(Role.BROKER, "Create", "")
     with pytest.raises(
-        LogAccessDenied, match=f"its user needs the right Create on the topic {place.topic} "
+        OperatorError, match=f"its user needs the right Create on the topic {place.topic} "
     ):
         open_log(place.url)
 
@@ -287,7 +287,7 @@ def test_a_missing_right_on_a_transactional_id_is_named(place: Place) -> None:
     place.become_all_but(Role.BROKER, "Write", "-snapshot", Resource.TRANSACTIONAL_ID)
     with (
         closing(open_log(place.url)) as log,
-        pytest.raises(LogAccessDenied, match=f"on the transactional id {place.topic}-snapshot "),
+        pytest.raises(OperatorError, match=f"on the transactional id {place.topic}-snapshot "),
     ):
         replace_snapshot(log.compacted_snapshot())
 
@@ -296,7 +296,7 @@ def test_a_kafka_that_is_not_what_it_says_is_refused(place: Place, tmp_path: Pat
     """By its CA, and by the name of its host."""
     place.become("broker", ca=Authority(tmp_path / "other").ca)
     with pytest.raises(
-        LogAccessDenied,
+        OperatorError,
         match=(
             f"the certificate of Kafka at {place.kafka.secure} is not valid: it is not of a CA in"
         ),
@@ -304,7 +304,7 @@ def test_a_kafka_that_is_not_what_it_says_is_refused(place: Place, tmp_path: Pat
         open_log(place.url)
     place.become("broker")
     with pytest.raises(
-        LogAccessDenied,
+        OperatorError,
         match=r"the certificate of Kafka at localhost:\d+ is not valid: .* does not name that host",
     ):
         open_log(place.url.replace("127.0.0.1", "localhost"))

@@ -19,7 +19,6 @@ import pytest
 from compose.local_kafka.node import Node
 from equipoise.brokers.agent.requests import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from equipoise.brokers.errors import NotProposed, Rejected
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
@@ -168,7 +167,7 @@ async def ask_on(worker: Worker, stop: asyncio.Event) -> list[Asked]:
         try:
             intent = CreateNamespace(name=name, boundaries=even_boundaries(1))
             outcome = (await worker.request(intent, timeout_ms=2_000)).offset
-        except (LogUnavailable, NotProposed, OutcomeUnknown, Rejected) as error:
+        except PeerError as error:
             outcome = error
         asked.append(Asked(name=name, outcome=outcome))
         await asyncio.sleep(0.02)
@@ -743,7 +742,7 @@ async def _insist(worker: Worker, intent: SetPolicy) -> None:
     while True:
         try:
             await worker.request(intent, timeout_ms=5_000)
-        except (LogUnavailable, NotProposed, OutcomeUnknown):
+        except PeerError:
             deadline.check("a record after the election")
             await asyncio.sleep(0.1)
         else:

@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.settings.setting_values import (
     value_of,
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, MIB
-from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.brokers.errors import InvalidSetting, unknown_setting
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import check_namespace
 
@@ -475,7 +475,7 @@ DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
 
 
 def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
-    """Return the settings that one key sets, converted from its value. Raises `UnknownSetting`,
+    """Return the settings that one key sets, converted from its value. Raises `NotFound`,
     `InvalidSetting`.
     """
     names_of_key(key)
@@ -502,12 +502,12 @@ def keys_of_settings(values: Mapping[str, Value]) -> Mapping[str, str]:
 
 
 def names_of_key(key: str) -> tuple[str, ...]:
-    """Return the names of the settings of one key. Raises `UnknownSetting`."""
+    """Return the names of the settings of one key. Raises `NotFound`."""
     if key in TAKEN:
         return TAKEN[key].settings
     if key == MANAGER:
         return tuple(sorted({setting for settings in MANAGERS.values() for setting in settings}))
-    raise UnknownSetting(setting=key[:LEGIBLE], nearest=nearest(key, DYNAMIC_KEYS))
+    raise unknown_setting(setting=key[:LEGIBLE], nearest=nearest(key, DYNAMIC_KEYS))
 
 
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:

@@ -30,8 +30,8 @@ from equipoise.brokers.balancing.splitting.split_points import (
     MIB,
     SPECIFIED_POSITIONS_DIVIDE,
 )
-from equipoise.brokers.errors import InvalidSetting, UnknownSetting
-from equipoise.channel.core.errors import InvalidName
+from equipoise.brokers.errors import InvalidSetting, unknown_setting
+from equipoise.channel.core.errors import InvalidName, NotFound
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.policy import ANY, COUNT, EXACT, MEANING, SHARE, SOME, Meaning, Policy, Range
@@ -330,15 +330,15 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | 
 
 
 def setting_named(name: str) -> Setting:
-    """Return the setting of this name. Raises `UnknownSetting`."""
+    """Return the setting of this name. Raises `NotFound`."""
     if name not in SETTINGS:
-        raise UnknownSetting(setting=name[:LEGIBLE], nearest=nearest(name, SETTINGS))
+        raise unknown_setting(setting=name[:LEGIBLE], nearest=nearest(name, SETTINGS))
     return SETTINGS[name]
 
 
 def value_of(name: str, given: Value) -> Value:
     """Return `given`, parsed if it is a text, as a value of the setting `name`. Raises
-    `UnknownSetting`, `InvalidSetting`.
+    `NotFound`, `InvalidSetting`.
     """
     return value_in(with_value(_DEFAULTS, name, given), name)
 
@@ -351,7 +351,7 @@ def value_in(settings: BalancingSettings, name: str) -> Value:
 
 
 def with_value(settings: BalancingSettings, name: str, given: Value) -> BalancingSettings:
-    """Return `settings` with one value changed. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return `settings` with one value changed. Raises `NotFound`, `InvalidSetting`."""
     value = setting_named(name).read(given)
     group, _, field = name.partition(".")
     return settings.with_group(group, **{field: value})
@@ -363,10 +363,8 @@ def problems_of(settings: Mapping[str, Value]) -> Mapping[str, str]:
     for setting, value in settings.items():
         try:
             value_of(setting, value)
-        except UnknownSetting as error:
-            problems[setting] = "there is no such setting" + (
-                f"; there is {error.nearest}" if error.nearest else ""
-            )
+        except NotFound as error:
+            problems[setting] = str(error)
         except InvalidSetting as error:
             problems[setting] = f"it must be {error.expected}"
     return problems

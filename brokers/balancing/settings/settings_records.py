@@ -24,8 +24,9 @@ from equipoise.brokers.balancing.settings.setting_values import (
     value_of,
     with_value,
 )
-from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.entries import PolicyChanged
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Document, Scalar, Unreadable
 from equipoise.channel.core.view import View
@@ -112,7 +113,7 @@ def settings_of(document: Document) -> dict[str, Scalar]:
 
 
 def changed(document: Document, changes: Changes, by: str | None) -> Document:
-    """Return the document after all of these changes. Raises `UnknownSetting`, `InvalidSetting`.
+    """Return the document after all of these changes. Raises `NotFound`, `InvalidSetting`.
 
     Unreadable settings stay in the document unless they are changed or removed.
     """
@@ -138,7 +139,7 @@ def changed(document: Document, changes: Changes, by: str | None) -> Document:
 
 
 def check_changes(view: View, changes: Changes) -> None:
-    """Raise `UnknownSetting` or `InvalidSetting` if the changes cannot be made to what the channel
+    """Raise `NotFound` or `InvalidSetting` if the changes cannot be made to what the channel
     holds.
     """
     changed(document_of(view), changes, None)
@@ -181,7 +182,7 @@ def _read(document: Document, base: BalancingSettings) -> tuple[BalancingSetting
     for name, given in settings_of(document).items():
         try:
             settings = with_value(settings, name, given)
-        except UnknownSetting as error:
+        except NotFound as error:
             problems.append(str(error))
         except InvalidSetting as error:
             problems.append(

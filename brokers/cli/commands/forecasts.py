@@ -31,7 +31,7 @@ from equipoise.brokers.cli.options import BrokerConfOption, file, pairs
 from equipoise.brokers.cli.output import Row, print_heading, print_line, print_table, print_wrapped
 from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.decision_log import document_of as decision_document
-from equipoise.brokers.errors import InvalidRequest, counted
+from equipoise.brokers.errors import counted, invalid_request
 from equipoise.shedder.costs import Exchange
 from equipoise.shedder.plan import Move
 from equipoise.shedder.reported import format_percent
@@ -91,12 +91,12 @@ class PlanOptions:
         return with_values(defaults, {name: value for name, value in read.items() if "." in name})
 
     def write(self, text: str) -> None:
-        """Write a plan to the file of `--output`, if there is one. Raise `InvalidRequest`."""
+        """Write a plan to the file of `--output`, if there is one. Raise `CallerError`."""
         if self.output is not None:
             try:
                 self.output.write_text(text, encoding="utf-8")
             except OSError as error:
-                raise InvalidRequest(
+                raise invalid_request(
                     what=f"the file {self.output}",
                     problem=f"the plan cannot be written to it: {error.strerror}",
                 ) from error
@@ -106,15 +106,15 @@ _Plan = TypeVar("_Plan")
 
 
 def plan_in(path: Path, read: Callable[[bytes], _Plan]) -> _Plan:
-    """Return the plan in a file. Raise `InvalidRequest`."""
+    """Return the plan in a file. Raise `CallerError`."""
     try:
         return read(path.read_bytes())
     except OSError as error:
-        raise InvalidRequest(
+        raise invalid_request(
             what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
         ) from error
     except ValueError as error:
-        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
+        raise invalid_request(what=f"the plan {path}", problem=str(error)) from error
 
 
 _RESTING: Final = (

@@ -40,7 +40,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
 )
 from equipoise.brokers.decision_log import document_of as decision_document
 from equipoise.brokers.decision_log import newest_decisions
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import BALANCING_BODY, ControlBody, body_of, integer_of
@@ -67,7 +67,9 @@ def _until_ms(call: Call, body: ControlBody) -> int:
 
 def _pause(call: Call, body: ControlBody) -> Awaitable[object]:
     if body.for_ms is None:
-        raise InvalidRequest(what="the body", problem="for_ms is missing; a pause must have an end")
+        raise invalid_request(
+            what="the body", problem="for_ms is missing; a pause must have an end"
+        )
     return verbs.pause_balancing(call.port, reason=body.reason, until_ms=_until_ms(call, body))
 
 
@@ -224,7 +226,7 @@ class Balancing(Admin):
         """Set settings on the channel, or remove them. Returns each setting before and after."""
         body = await body_of(request, BALANCING_BODY)
         if body is None:
-            raise InvalidRequest(
+            raise invalid_request(
                 what="the body",
                 problem=(
                     'it must name the changes, such as {"changes": {"balancing.enabled": false}}'

@@ -38,7 +38,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.balancing.topic_policies import pulsar_document
-from equipoise.brokers.errors import InvalidRequest, cancelled
+from equipoise.brokers.errors import cancelled, invalid_request
 from equipoise.brokers.http.admin.operating import Admin, Call, fact, order, order_with
 from equipoise.brokers.http.answers import done, error_answer, not_supported, text_answer
 from equipoise.brokers.http.bodies import (
@@ -271,7 +271,7 @@ class Namespaces(Admin):
             text = (await request.read()).decode().strip()
         except UnicodeDecodeError as error:
             problem = f"it is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
-            raise InvalidRequest(what="the body", problem=problem) from None
+            raise invalid_request(what="the body", problem=problem) from None
         group = (
             await required_body_of(request, GROUP_BODY, "the name of the group")
             if text[:1] in ("", '"')
@@ -337,7 +337,7 @@ class Namespaces(Admin):
         for parameter in ("destinationBroker", "force"):
             if parameter in request.query:
                 problem = "it is for the move of one bundle; name the bundle in the path"
-                raise InvalidRequest(what=f"the parameter {parameter}", problem=problem)
+                raise invalid_request(what=f"the parameter {parameter}", problem=problem)
         answer = await moves.unload_all(self._port(request), namespace_of(request))
         stuck = [outcome.document() for outcome in answer.stuck]
         moved = len(answer.outcomes) - len(stuck)
@@ -362,7 +362,7 @@ class Namespaces(Admin):
         name = bundle_of(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if force and destination is None:
-            raise InvalidRequest(
+            raise invalid_request(
                 what="the parameter force", problem="it is for a transfer; name a destinationBroker"
             )
         if destination is not None:

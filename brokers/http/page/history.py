@@ -16,7 +16,6 @@ from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import bundle_of
 from equipoise.brokers.http.page.sections import record_row, rounded
@@ -25,7 +24,7 @@ from equipoise.brokers.load.bus import LOADS
 from equipoise.brokers.load.documents import decode_load
 from equipoise.brokers.operations.access import attached, entries
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.errors import LogClosed
+from equipoise.channel.core.errors import LogClosed, PeerError
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.channel.inspect.story import Names, ending_of, story_of
@@ -110,7 +109,7 @@ def _loads(log_url: str, bundle: str, *, now_ms: int) -> list[tuple[int, str, fl
             for kept in reports.read(reports.position_at(from_ms), limit=_REPORTS_MAX):
                 if kept.at_ms >= from_ms + _MINUTE_MS:
                     break
-                with suppress(UnreadableLoad):
+                with suppress(PeerError):
                     load = decode_load(kept.value or b"")
                     cost = load.costs.get(bundle, unpack(load.column, load.cost).get(tag))
                     if cost is not None:

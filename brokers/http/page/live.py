@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import integer_of, parameter_of
 from equipoise.brokers.http.caller import identity_of, requester_of
@@ -163,5 +163,5 @@ def _focus_in(request: web.Request) -> Focus | None:
     low = integer_of(request, "low", default=0, at_most=HASH_MAX)
     high = integer_of(request, "high", default=HASH_MAX, at_most=HASH_MAX)
     if low >= high:
-        raise InvalidRequest(what="the parameters low and high", problem="low must be below high")
+        raise invalid_request(what="the parameters low and high", problem="low must be below high")
     return Focus(namespace=check_namespace(name), low=low, high=high)

@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, 
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
 from equipoise.brokers.balancing.settings.balancing_settings import placement_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import required_body_of
@@ -85,7 +85,7 @@ class Plans(Admin):
         try:
             plan = read_plan(body.text.encode())
         except ValueError as error:
-            raise InvalidRequest(what="the plan", problem=str(error)) from error
+            raise invalid_request(what="the plan", problem=str(error)) from error
         left, port = [move for move in plan.moves if move.bundle in body.left], self._port(request)
         check_unchanged(plan, port.view, left)
         return json_answer(

@@ -59,7 +59,7 @@ def run_load_worker(
 
     `settings` are the checked settings of Kafka's client. Raises `CallerError` for one that
     a load worker does not support, OSError for a file in them that cannot be read, `OperatorError`
-    for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the wait, and
+    for a topic with other partitions, `OperatorError`, `LogUnavailable` after the wait, and
     `PeerError` if the worker cannot continue.
     """
     for name in _TALKATIVE:

@@ -5,7 +5,7 @@ Pure: `now_ms` is Unix time by the worker's clock. An unreadable row was written
 and is ignored.
 
 Table rows and sightings are a header line, then a body. Input may be of another version or another
-program: each parser returns a value or raises `UnreadableLoad`.
+program: each parser returns a value or raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import orjson
 
-from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.errors import unreadable_load
 from equipoise.brokers.load.bus import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
 from equipoise.brokers.load.documents import (
     decode_bundle,
@@ -26,7 +26,7 @@ from equipoise.brokers.load.documents import (
     encode_load,
     history_in,
 )
-from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.system.failures import RepeatedFailures
@@ -75,12 +75,12 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(data: bytes) -> Row:
-    """Decode what `encode_row` encoded, without checking the body. Raises `UnreadableLoad` for
+    """Decode what `encode_row` encoded, without checking the body. Raises `PeerError` for
     anything else.
     """
     match = _match_row(data)
     if match is None:
-        raise UnreadableLoad(
+        raise unreadable_load(
             what="row",
             problem="it does not begin with a partition, an offset, a time, and an offset",
         )
@@ -102,7 +102,7 @@ def encode_sighting(sighting: Sighting) -> bytes:
 
 
 def decode_sighting(data: bytes) -> Sighting:
-    """Decode what `encode_sighting` encoded. Raises `UnreadableLoad` for anything else."""
+    """Decode what `encode_sighting` encoded. Raises `PeerError` for anything else."""
     head, _, body = data.partition(b"\n")
     bundle = decode_bundle(body)
     try:
@@ -117,7 +117,7 @@ def decode_sighting(data: bytes) -> Sighting:
             bundle=bundle,
         )
     except (orjson.JSONDecodeError, MalformedError, CallerError) as error:
-        raise UnreadableLoad(what="sighting", problem=str(error)) from None
+        raise unreadable_load(what="sighting", problem=str(error)) from None
 
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
@@ -186,7 +186,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
         return BrokerUpdate(row=None, load=None)
     try:
         sample = decode_load(message.value)
-    except UnreadableLoad as error:
+    except PeerError as error:
         return LeftOut(subject=broker, problem=str(error))
     problem = _doubt(broker, sample, now_ms)
     if problem is not None:
@@ -237,7 +237,7 @@ def on_sighting(
     """
     try:
         seen = decode_sighting(message.value or b"")
-    except UnreadableLoad as error:
+    except PeerError as error:
         return LeftOut(subject="a load worker", problem=str(error))
     if seen.partition >= partitions:
         return LeftOut(
@@ -277,7 +277,7 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
     """
     try:
         handed = decode_sighting(message.value or b"")
-    except UnreadableLoad as error:
+    except PeerError as error:
         return LeftOut(subject="a load worker", problem=str(error))
     kept, load = _load_in(row)
     name = handed.bundle.bundle
@@ -300,7 +300,7 @@ def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
     """
     try:
         kept = decode_row(row)
-    except UnreadableLoad:
+    except PeerError:
         return True
     return kept.partition == partition and now_ms - kept.at_ms > SUMMARIES_KEPT_MS
 
@@ -347,7 +347,7 @@ def _read(
         if row is not None:
             kept = decode_row(row)
             return kept, parse(kept.body)
-    except UnreadableLoad:
+    except PeerError:
         pass
     return None, None
 

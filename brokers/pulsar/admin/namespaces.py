@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import InvalidRequest, counted
+from equipoise.brokers.errors import counted, invalid_request
 from equipoise.brokers.http.admin.namespaces import LARGEST, NAMESPACE_PATH, RANGE
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of, texts_of
@@ -240,10 +240,10 @@ def _in_bundle(bundle: BundleEntry, topics: Sequence[str]) -> Sequence[str]:
 
 
 def _mode_of(request: web.Request) -> TopicsMode:
-    """Return the parameter `mode`. Raise `InvalidRequest`."""
+    """Return the parameter `mode`. Raise `CallerError`."""
     text = parameter_of(request, "mode") or TopicsMode.ALL.name
     if text not in TopicsMode.__members__:
-        raise InvalidRequest(
+        raise invalid_request(
             what="the parameter mode",
             problem=f"{text[:64]!r} is not one of {', '.join(TopicsMode.__members__)}",
         )

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from equipoise.brokers.agent.requests import SetPolicy
 from equipoise.brokers.balancing.topic_policies import PulsarModel
-from equipoise.brokers.errors import InvalidRequest, conflict
+from equipoise.brokers.errors import conflict, invalid_request
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
 from equipoise.brokers.http.caller import requester_of
@@ -107,7 +107,7 @@ class Partitions(TopicPaths):
         if not before:
             raise _not_partitioned(topic)
         if count <= before:
-            raise InvalidRequest(
+            raise invalid_request(
                 what="the number of partitions",
                 problem=f"{count} is not more than the current number, {before}",
             )
@@ -210,17 +210,17 @@ class Partitions(TopicPaths):
 
 
 def _partitionable(request: web.Request) -> TopicName:
-    """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may
+    """Return the topic of a path, which may have partitions. Raise `CallerError` if it may
     not.
     """
     topic = topic_of(request)
     if partitioned_name(topic.full) != topic.full:
-        raise InvalidRequest(
+        raise invalid_request(
             what=f"the topic {topic.full}",
             problem="it is a partition; name the topic without -partition-N",
         )
     if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:
-        raise InvalidRequest(
+        raise invalid_request(
             what="the name of a partitioned topic",
             problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters",
         )
@@ -234,14 +234,14 @@ def _not_partitioned(topic: TopicName) -> NotFound:
 
 
 async def _count_of(request: web.Request) -> int:
-    """Return the number in the body. Raise `InvalidRequest`."""
+    """Return the number in the body. Raise `CallerError`."""
     count: int | PartitionsBody | None = await body_of(request, _PARTITIONS_BODY)
     if isinstance(count, PartitionsBody):
         if count.properties:
             raise no_properties()
         count = count.partitions
     if count is None or not 0 < count <= PARTITIONS_MAX:
-        raise InvalidRequest(
+        raise invalid_request(
             what="the body",
             problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4",
         )

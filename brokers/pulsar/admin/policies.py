@@ -21,7 +21,7 @@ from equipoise.brokers.balancing.topic_policies import (
     properties_in,
     property_policy,
 )
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
@@ -174,13 +174,13 @@ class TopicPolicies(Admin):
         # Check all before the first is set: a refused request changes nothing.
         unfit = next(filter(None, (misfit(name, value) for name, value in given.items())), None)
         if unfit is not None:
-            raise InvalidRequest(what="the body", problem=unfit)
+            raise invalid_request(what="the body", problem=unfit)
         if len(self._namespace(request).policies.keys() | given.keys()) > DOCUMENT_ENTRIES_MAX:
             problem = (
                 f"the namespace would have more than {DOCUMENT_ENTRIES_MAX} policies and"
                 " properties, the maximum; remove some first"
             )
-            raise InvalidRequest(what="the body", problem=problem)
+            raise invalid_request(what="the body", problem=problem)
         return await self._done(
             verbs.set_namespace_policies(self._port(request), namespace_of(request), given)
         )

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.balancing.topic_policies import Compatibility, PulsarModel
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.http.readiness import ready_view
@@ -37,9 +37,9 @@ class SchemaBody(PulsarModel):
     properties: dict[str, str] = Field(default_factory=dict)
 
     def schema_of(self, topic: TopicName) -> Schema:
-        """Return the schema that a client would register. Raise `InvalidRequest`."""
+        """Return the schema that a client would register. Raise `CallerError`."""
         if self.type not in KINDS:
-            raise InvalidRequest(
+            raise invalid_request(
                 what="the type of the schema",
                 problem=f"{self.type[:64]!r} is not one of {', '.join(KINDS)}",
             )
@@ -56,7 +56,7 @@ class SchemaBody(PulsarModel):
                 f"it has {size_of(schema)} bytes with its name and properties; the largest may have"
                 f" {SCHEMA_BYTES_MAX}"
             )
-            raise InvalidRequest(what="the schema", problem=problem)
+            raise invalid_request(what="the schema", problem=problem)
         return schema
 
 
@@ -214,7 +214,7 @@ def _json_of(definition: bytes) -> str:
 
 def _key_value(text: str) -> bytes:
     """Return a key/value definition as clients send it: two parts, each after its length. Raise
-    `InvalidRequest`.
+    `CallerError`.
     """
     try:
         halves = json.loads(text)
@@ -223,11 +223,11 @@ def _key_value(text: str) -> bytes:
             for half in ("key", "value")
         ]
     except RecursionError:
-        raise InvalidRequest(
+        raise invalid_request(
             what="the schema", problem="its types are nested too deeply; use fewer levels"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise InvalidRequest(
+        raise invalid_request(
             what="the schema",
             problem="a KEY_VALUE schema is a JSON object with key and value, texts in UTF-8",
         ) from None

@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from equipoise.brokers.balancing.named import namespace_named
-from equipoise.brokers.errors import InvalidRequest, conflict
+from equipoise.brokers.errors import conflict, invalid_request
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import body_of, flag_of
 from equipoise.brokers.http.readiness import ready_view
@@ -35,10 +35,10 @@ from equipoise.brokers.pulsar.topics.stats import (
     producers_in,
     topic_stats,
 )
-from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, not_answered
 from equipoise.brokers.runtime.service import Peer, own_http
 from equipoise.brokers.runtime.worker import Lookups, Worker
-from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.errors import CallerError, NotFound
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 
 DOMAIN_PATH: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
@@ -100,7 +100,7 @@ class TopicPaths:
 
     async def _stats_of_partitions(self, topic: TopicName) -> dict[str, Stats]:
         """Return the stats of each partition that exists, by name, from all brokers. Raise
-        `NotAnswered`.
+        `PeerError`.
         """
         return await self._of_partitions(
             topic, "partitioned-stats", lambda: self._local_stats(topic)
@@ -143,9 +143,9 @@ def no_topic(topic: TopicName) -> NotFound:
     )
 
 
-def no_properties() -> InvalidRequest:
+def no_properties() -> CallerError:
     """Return the error of a topic that is to be created with properties."""
-    return InvalidRequest(
+    return invalid_request(
         what="the body",
         problem="this server keeps no properties of topics; create the topic without them",
     )
@@ -192,7 +192,7 @@ class Topics(TopicPaths):
         await self._here(request, topic.namespace, topic_hash(topic.full))
         served = await self._service.serve(topic, self._server.admission.room)
         if isinstance(served, Peer):
-            raise NotAnswered(f"topic {topic.full} is moving to another broker; try again")
+            raise not_answered(f"topic {topic.full} is moving to another broker; try again")
         if served.is_kept or not served.topic.is_idle:
             raise conflict(
                 topic.full, "it already exists", action=_CREATE, advice="use it, or delete it first"

@@ -7,6 +7,7 @@ A `Connection` never raises a `PulsarProtocolError`. It returns `Ended` with the
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Final
 
 from equipoise.channel.core.errors import CallerError, PeerError
 
@@ -80,12 +81,6 @@ class NotServed(CallerError):
         super().__init__(problem)
 
 
-class NotAnswered(PeerError):
-    """Another broker does not answer, or a bundle has no broker now. Over HTTP 503; a client gets
-    MetadataError, and asks again.
-    """
-
-
 class ServedElsewhere(NotServed):
     """Another broker serves the topic."""
 
@@ -96,3 +91,13 @@ class ServedElsewhere(NotServed):
             error=ServerError.SERVICE_NOT_READY,
             problem=f"{topic} is served by broker {broker}; look it up again",
         )
+
+
+NOT_ANSWERED: Final = "NotAnswered"
+
+
+def not_answered(problem: str) -> PeerError:
+    """Return the error of another broker that does not answer, or of a bundle that has no broker
+    now. Over HTTP 503; a client gets MetadataError, and asks again.
+    """
+    return PeerError(problem, code=NOT_ANSWERED)

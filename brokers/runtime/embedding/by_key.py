@@ -85,6 +85,9 @@ _LOOK_AGAIN_S: Final = 0.01
 # Characters of a broker's id in a message; the header may be of anyone.
 _NAME_MAX: Final = 200
 
+# The code of the error for a request that was forwarded to a broker that does not serve its key.
+_MISDIRECTED: Final = "Misdirected"
+
 _ANY: Final = re.compile(r"\{\w+\}")
 
 WORK: Final[ContextVar[Work | None]] = ContextVar("equipoise work", default=None)
@@ -203,11 +206,10 @@ class ByKey:
                     await asyncio.sleep(_LOOK_AGAIN_S)
                     continue
                 if forwarder is not None:
-                    raise _Misdirected(
-                        key=key,
-                        forwarder=forwarder,
-                        broker=self._host.broker_id,
-                        owner=served.broker,
+                    raise PeerError(
+                        f"{forwarder} forwarded a request for {key} to {self._host.broker_id}, but"
+                        f" {served.broker} serves it; send the request again",
+                        code=_MISDIRECTED,
                     )
                 if not self._forwards:
                     await redirect(served, scope, send)
@@ -383,17 +385,6 @@ def _begun(ownership: Ownership, key: str) -> Work | None:
         return None
 
 
-class _Misdirected(PeerError):
-    """A request was forwarded to a broker that does not serve its key."""
-
-    def __init__(self, *, key: str, forwarder: str, broker: str, owner: str) -> None:
-        """`forwarder` sent the request for `key` to `broker`, which takes `owner` for the owner."""
-        super().__init__(
-            f"{forwarder} forwarded a request for {key} to {broker}, but {owner} serves it; send"
-            " the request again"
-        )
-
-
 def _key_in_path(template: str) -> KeyOf:
     """Return the function that finds the key of a request by a path such as `/users/{key}/orders`,
     also in all paths below it.
@@ -488,13 +479,11 @@ async def refuse_call(
         status = HTTPStatus.NOT_FOUND
     elif isinstance(error, InvalidName):
         status = HTTPStatus.BAD_REQUEST
-    elif isinstance(error, _Misdirected):
+    elif error.code == _MISDIRECTED:
         status = HTTPStatus.MISDIRECTED_REQUEST
     elif isinstance(error, BrokerUnreachable) and error.in_doubt:
         status, outcome = HTTPStatus.BAD_GATEWAY, RequestOutcome.UNKNOWN
     text = str(error)
     if isinstance(error, UnknownNamespace):
         text += ". If a Keyed or Tasks of this program has it, give that to Equipoise"
-    await refuse(
-        send, status, text, type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value}
-    )
+    await refuse(send, status, text, error.code, {OUTCOME.lower(): outcome.value})

@@ -571,7 +571,7 @@ class Worker:
         have lost the channel, and only fencing tokens, checked by your store, keep two owners
         apart.
 
-        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`,
+        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `PeerError`,
         `Overloaded`, `WorkerEnded`, and errors of a log that takes no records, such as
         `LogUnavailable`.
         """

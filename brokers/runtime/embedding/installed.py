@@ -32,15 +32,13 @@ _logger: Final = logging.getLogger(__name__)
 BUNDLE_LINES: Final = "equipoise.brokers.runtime.bundle_lines"
 
 
-class Elsewhere(PeerError):
-    """Another program owns a key."""
-
-    def __init__(self, *, key: str, peer: Peer, broker: str) -> None:
-        """`peer` has the key, not `broker`, which was called."""
-        self.peer = peer
-        super().__init__(
-            f"{peer.broker} owns {key}, not {broker}; send the call to {peer.http_url}"
-        )
+def elsewhere(*, key: str, owner: Peer, broker: str) -> PeerError:
+    """Return the error for a key that the program `owner` has, not `broker`, which was called."""
+    return PeerError(
+        f"{owner.broker} owns {key}, not {broker}; send the call to {owner.http_url}",
+        code="Elsewhere",
+        owner=owner,
+    )
 
 
 class Unserved(PeerError):
@@ -112,8 +110,9 @@ class Installed:
         except Unserved as error:
             if has_begun or not isinstance(error.error, PeerError | InvalidName):
                 raise
-            if isinstance(error.error, Elsewhere):
-                await redirect(error.error.peer, scope, send)
+            owner = vars(error.error).get("owner")
+            if isinstance(owner, Peer):
+                await redirect(owner, scope, send)
             else:
                 await refuse_call(send, error.error, error.outcome)
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from equipoise.channel.core.errors import LogAccessDenied, SnapshotFenced
+from equipoise.channel.core.errors import OperatorError, SnapshotFenced, log_access_denied
 from equipoise.channel.core.log import SnapshotRow
 from equipoise.channel.inspect.verify import Kind, verify
 from equipoise.channel.snapshots.restore import earliest
@@ -176,7 +176,7 @@ def test_a_history_that_cannot_be_had_costs_the_past_alone(
     compacted(log, retain=KEPT)
 
     def denied(**_: object) -> NoReturn:
-        raise LogAccessDenied(log=log.name, problem="not authorized")
+        raise log_access_denied(log=log.name, problem="not authorized")
 
     monkeypatch.setattr(log.history_snapshot(), "load", denied)
     monkeypatch.setattr(log.history_snapshot(), "claim", denied)
@@ -184,7 +184,7 @@ def test_a_history_that_cannot_be_had_costs_the_past_alone(
         assert 10 == earliest(log).view.offset
     assert "not authorized" in caplog.text
     written(log, renewed(channel, 9))
-    with pytest.raises(LogAccessDenied):
+    with pytest.raises(OperatorError):
         compacted(log, retain=KEPT)
 
 

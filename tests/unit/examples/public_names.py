@@ -48,10 +48,8 @@ from equipoise.errors import (
     EquipoiseError,
     InvalidConfig,
     InvalidName,
-    InvalidRequest,
     LogUnavailable,
     NotFound,
-    NotProposed,
     NotServed,
     OperatorError,
     OutcomeUnknown,
@@ -201,7 +199,7 @@ def advice(error: EquipoiseError) -> str | None:
     match error:
         case InvalidConfig():
             return assert_type(error.problems, tuple[str, ...])[0]
-        case InvalidName() | InvalidRequest():
+        case InvalidName():
             return assert_type(error.what, str)
         case DeadlineExceeded():
             return f"{assert_type(error.waited_ms, int)} ms"
@@ -211,7 +209,7 @@ def advice(error: EquipoiseError) -> str | None:
             return assert_type(error.bundle, str)
         case BrokerUnreachable():
             return f"{assert_type(error.in_doubt, bool)}"
-        case NotProposed() | WorkerEnded():
+        case WorkerEnded():
             return assert_type(error.broker, str)
         case Rejected():
             return assert_type(error.reason, str)

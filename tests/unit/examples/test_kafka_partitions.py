@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise import Shard, Tasks
-from equipoise.examples.kafka_partitions import Partitions, Results, StaleOwner
+from equipoise.errors import PeerError
+from equipoise.examples.kafka_partitions import Partitions, Results
 from equipoise.pytest import MakeCluster
 from tests.load.cpu_clocks import cpu_clocks
 
@@ -52,10 +53,10 @@ def test_a_former_owner_is_refused_from_the_claim_on(results: Results, tmp_path:
     with closing(Results(tmp_path / "results.db")) as next_owner:
         assert 1 == next_owner.claim(0, 6)
         with pytest.raises(
-            StaleOwner, match="partition 0 has been claimed under token 6, and 5 is older"
+            PeerError, match="partition 0 has been claimed under token 6, and 5 is older"
         ):
             results.put(0, 5, {1: "stale"})
-        with pytest.raises(StaleOwner):
+        with pytest.raises(PeerError):
             results.claim(0, 5)
         next_owner.put(0, 6, {1: "b"})
     assert [(0, 0, "a"), (0, 1, "b")] == rows(tmp_path / "results.db")
@@ -108,7 +109,7 @@ def play(results: Results, steps: list[tuple[int, str, int]]) -> None:
                 expected += batch.values()
                 owners[owner] = token, offset + count
             else:
-                with pytest.raises(StaleOwner):
+                with pytest.raises(PeerError):
                     results.put(0, token, batch)
     assert expected == [
         text for (text,) in results.connection.execute("SELECT result FROM results ORDER BY offset")

@@ -13,10 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from equipoise.brokers.errors import (
-    InvalidRequest,
     Rejected,
     UnknownNamespace,
     cancelled,
+    invalid_request,
     not_ready,
 )
 from equipoise.brokers.http.answers import REQUEST_ID, status_of, typed
@@ -45,7 +45,7 @@ class Case:
 
 
 CASES = (
-    Case(status=400, error=InvalidRequest(what="the body", problem="it is no JSON")),
+    Case(status=400, error=invalid_request(what="the body", problem="it is no JSON")),
     Case(status=404, error=UnknownNamespace(namespace="a/b")),
     Case(status=404, error=NotFound("there is no such bundle")),
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import LogAccessDenied
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
 from equipoise.channel.log.open_log import open_log
 from tests.tls.authority import HOST, Authority
@@ -51,7 +51,7 @@ def refusal(address: str, ca: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The message of a handle that trusts `ca`."""
     monkeypatch.delenv(CONFIG_FILE_VARIABLE, raising=False)
     monkeypatch.setenv(CONFIG_VARIABLE, f"security.protocol=SSL;ssl.ca.location={ca}")
-    with pytest.raises(LogAccessDenied) as caught:
+    with pytest.raises(OperatorError) as caught:
         open_log(f"kafka://{address}/shop", create=False)
     return str(caught.value)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.documents import (
     decode_bundle,
     decode_load,
@@ -17,6 +16,7 @@ from equipoise.brokers.load.documents import (
     encode_load,
     light,
 )
+from equipoise.channel.core.errors import PeerError
 from equipoise.shedder.fit import SUMS, SUMS_UNITS
 from equipoise.shedder.loads import BundleTraffic, Load
 
@@ -60,9 +60,9 @@ def test_an_invalid_sample_is_refused_with_the_problem(
         if isinstance(damage, bytes)
         else json.dumps(json.loads(encode_load(SAMPLE)) | damage).encode()
     )
-    with pytest.raises(UnreadableLoad, match=named) as caught:
+    with pytest.raises(PeerError, match=named) as caught:
         decode_load(data)
-    assert "report" == caught.value.what
+    assert "UnreadableLoad" == caught.value.code
 
 
 def test_additions_of_a_later_version_are_ignored() -> None:
@@ -73,7 +73,7 @@ def test_additions_of_a_later_version_are_ignored() -> None:
 
 
 def test_a_bundle_is_refused_in_the_same_way() -> None:
-    with pytest.raises(UnreadableLoad, match="a bundle of load cannot be read"):
+    with pytest.raises(PeerError, match="a bundle of load cannot be read"):
         decode_bundle(b"0")
 
 

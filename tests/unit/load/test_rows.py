@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.worker.steps import (
     Row,
     Sighting,
@@ -17,6 +16,7 @@ from equipoise.brokers.load.worker.steps import (
     encode_row,
     encode_sighting,
 )
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
@@ -74,5 +74,5 @@ def test_an_invalid_sighting_is_refused(head: bytes) -> None:
             broker="a:1", at_ms=1, partition=0, history=0.9, bundle=BundleTraffic(bundle="t/n/x")
         )
     ).partition(b"\n")[2]
-    with pytest.raises(UnreadableLoad, match="sighting"):
+    with pytest.raises(PeerError, match="sighting"):
         decode_sighting(head + b"\n" + bundle)

@@ -16,9 +16,9 @@ from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.own_token import NO_TOKEN
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import until
 
@@ -121,7 +121,7 @@ async def test_a_broker_that_answers_with_an_error_is_named() -> None:
     async with asking(stand_in) as peers:
         for _ in range(2):
             with pytest.raises(
-                NotAnswered, match="broker other does not answer for its topics: it answers 503"
+                PeerError, match="broker other does not answer for its topics: it answers 503"
             ):
                 await peers.topics_of("t/n")
         assert 2 == stand_in.asked
@@ -144,7 +144,7 @@ async def test_the_question_fails_if_a_bundle_stays_missing() -> None:
     stand_in = StandIn()
     stand_in.gate.set()
     async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
-        with pytest.raises(NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms"):
+        with pytest.raises(PeerError, match="a bundle of namespace t/n had no broker for 50 ms"):
             await peers.topics_of("t/n")
 
 
@@ -181,7 +181,7 @@ async def test_nobody_is_asked_if_a_bundle_has_no_broker_for_long() -> None:
     stand_in.placed[1].server = None
     async with asking(stand_in, moving_ms=50) as peers:
         with pytest.raises(
-            NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms; ask again"
+            PeerError, match="a bundle of namespace t/n had no broker for 50 ms; ask again"
         ):
             await peers.ask_all("t/n", PATH)
         assert 0 == stand_in.asked
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_not_a_listing_is_refused(bundles: object) -> No
     stand_in.gate.set()
     stand_in.bundles = bundles
     async with asking(stand_in) as peers:
-        with pytest.raises(NotAnswered, match="is not a list of topics"):
+        with pytest.raises(PeerError, match="is not a list of topics"):
             await peers.topics_of("t/n")
 
 

@@ -7,9 +7,10 @@ import pytest
 from equipoise.brokers.pulsar import schemas as module
 from equipoise.brokers.pulsar.admin.schemas import schema_document, version_in
 from equipoise.brokers.pulsar.schemas import Schemas
-from equipoise.brokers.pulsar.wire.errors import NotAnswered
+from equipoise.brokers.pulsar.wire.errors import not_answered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.channel.core.errors import PeerError
 from tests.unit.pulsar.wire_client import (
     TOPIC,
     Brokers,
@@ -50,7 +51,7 @@ async def test_an_unknown_schema_is_answered(
     )
 
     async def fail(*_: object) -> object:
-        raise NotAnswered("no answer")
+        raise not_answered("no answer")
 
     monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
     assert ServerError.MetadataError == (await found(client)).error_code
@@ -68,7 +69,7 @@ def test_the_answer_of_another_broker_is_checked() -> None:
         {**document, "properties": [1]},
     )
     for nonsense in wrong:
-        with pytest.raises(NotAnswered):
+        with pytest.raises(PeerError):
             module.read(nonsense)
 
 

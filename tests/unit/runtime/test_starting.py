@@ -17,7 +17,12 @@ from equipoise.brokers.runtime import broker, snapshots
 from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
-from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable
+from equipoise.channel.core.errors import (
+    EquipoiseError,
+    LogUnavailable,
+    OperatorError,
+    log_access_denied,
+)
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, until
 
@@ -129,8 +134,8 @@ async def test_the_wait_is_bounded(
 async def test_other_problems_of_the_log_end_the_start_at_once(
     tmp_path: Path, opening: Opening
 ) -> None:
-    opening.error = LogAccessDenied(log="memory:away", problem="no such user")
-    with pytest.raises(LogAccessDenied):
+    opening.error = log_access_denied(log="memory:away", problem="no such user")
+    with pytest.raises(OperatorError):
         async with Broker(config(tmp_path), {}):
             pass
     assert 1 == opening.asked

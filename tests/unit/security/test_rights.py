@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.policies import GRANT, TENANT
-from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.port import Port
@@ -39,7 +38,7 @@ from equipoise.brokers.security.rights import (
     refusal,
 )
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.errors import CallerError, NotFound
 from tests.channels.folding import Channel, channel_with
 from tests.channels.operating import FoldingPort
 
@@ -220,7 +219,7 @@ def test_a_role_that_no_record_can_carry_gets_no_right(role: str) -> None:
         lambda port: verbs.grant_permission(port, "shop/orders", role, (Action.PRODUCE,)),
     )
     for operation in operations:
-        with pytest.raises(InvalidRequest, match="the role cannot be used"):
+        with pytest.raises(CallerError, match="the role cannot be used"):
             granted.do(operation)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
+from equipoise.brokers.errors import Rejected, UnknownNamespace
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from equipoise.brokers.testing.virtual_cluster import (
     Cluster,
@@ -311,12 +311,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[Cluster[Diary]], object
         lambda cluster: cluster.split(whole(cluster), algorithm="by_the_moon"),
     ),
     "fewer than no brokers": (
-        InvalidRequest,
+        CallerError,
         "there are not -1 of them",
         lambda _: Cluster(Diary, brokers=-1),
     ),
     "a broker named twice": (
-        InvalidRequest,
+        CallerError,
         "a name stands twice in a, b, a",
         lambda _: Cluster(Diary, brokers=("a", "b", "a")),
     ),

@@ -28,10 +28,11 @@ from equipoise.brokers.balancing.settings.settings_records import (
     settings_in,
     settings_of,
 )
-from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import (
     DOCUMENT_ENTRIES_MAX,
@@ -172,7 +173,7 @@ def test_one_invalid_change_prevents_all(
     assert (reason, True) == (verdict.reason, named in (verdict.problem or ""))
     assert (before, document) == (channel.view.offset, document_of(channel.view))
     if document is SEVEN:
-        with pytest.raises((InvalidSetting, UnknownSetting)):
+        with pytest.raises((InvalidSetting, NotFound)):
             check_changes(channel.view, changes)
 
 
@@ -262,7 +263,7 @@ def test_any_document_is_read_entry_by_entry(document: dict[str, Scalar]) -> Non
     for name, value in settings_of(document).items():
         try:
             expected = with_value(expected, name, value)
-        except (UnknownSetting, InvalidSetting):
+        except (NotFound, InvalidSetting):
             failed += 1
     assert expected == settings_in(channel.view, BASE)
     assert failed == len(problems_in(channel.view, BASE))
