@@ -1,5 +1,5 @@
-"""Say who asks a Pulsar cluster, in the forms that its binary protocol and its admin API take, and
-send one HTTP request. A command has no event loop, so each call blocks.
+"""Say who asks a Pulsar cluster, and send one HTTP request. A command has no event loop, so each
+call blocks.
 
 All of it can come from Pulsar's own `client.conf`: a token, a certificate, OAuth 2 (client
 credentials), or a name and a password.
@@ -139,14 +139,6 @@ class Credentials:
         if not self.checks_certificates:
             context.verify_mode = ssl.CERT_NONE
         return context
-
-    def method(self) -> tuple[str, bytes]:
-        """Return the method and the data of Pulsar's CONNECT."""
-        if self.token is not None:
-            return "token", self.token().encode()
-        if self.password is not None:
-            return "basic", ":".join(self.password).encode()
-        return ("tls", b"") if self.is_role else ("", b"")
 
     def header(self) -> Mapping[str, str]:
         """Return the header of a request to the admin API."""

@@ -16,7 +16,7 @@ from equipoise.channel.core.ranges import BundleName, namespace_in
 from equipoise.channel.system.clocks import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.archive import Archive, Members, open_archive
-from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
+from equipoise.pulsar_cluster.confirming import check_store, confirm
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
 from equipoise.pulsar_cluster.planning import Cluster, holder_of
@@ -134,12 +134,15 @@ class _Live:
             ),
         )
 
-    def confirm(self, table: Table) -> None:
+    def confirm(self, table: Table) -> bool:
         """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`,
-        and `PeerError` if they are away.
+        and `PeerError` if they are away. Return whether they could be asked.
         """
-        with asking(self._address, self._admin) as ask:
-            confirm(table.bundles, ask, moved_after(self._client, self._position, self._deadline))
+        if self._admin is None:
+            return False
+        moved = moved_after(self._client, self._position, self._deadline)
+        confirm(table.bundles, self._admin, moved)
+        return True
 
     def _next(self, read: Read) -> Message:
         self._offset, self._position = self._offset + 1, read.position
@@ -182,8 +185,8 @@ def record(
         table = Table()
         for message in archive.messages():
             table.fold(message)
-        with asking(address, admin) as ask:
-            confirm(table.bundles, ask, moved_after(client, archive.position, deadline))
+        if admin is not None:
+            confirm(table.bundles, admin, moved_after(client, archive.position, deadline))
         if until_s is not None:
             _follow(archive, client, admin, until_s=until_s, note=note)
 
@@ -230,9 +233,7 @@ class LiveCluster:
     load. For one thread.
     """
 
-    def __init__(
-        self, client: pulsar.Client, address: Address, admin: PulsarAdmin, deadline: Deadline
-    ) -> None:
+    def __init__(self, client: pulsar.Client, admin: PulsarAdmin, deadline: Deadline) -> None:
         """Read the channel up to its end. Raises what `read_channel`, `TopicReader` and `confirm`
         raise.
         """
@@ -242,8 +243,7 @@ class LiveCluster:
         for read in read_channel(client, deadline=deadline):
             position = read.position
             self.table.fold(read.message(self.table.offset + 1))
-        with asking(address, admin) as ask:
-            confirm(self.table.bundles, ask, moved_after(client, position, deadline))
+        confirm(self.table.bundles, admin, moved_after(client, position, deadline))
         self._channel = TopicReader(client, CHANNEL_TOPIC, after=position)
         # Last: to open them may create them, and a cluster without a channel has none.
         self._loads = load_readers(client)
@@ -291,7 +291,7 @@ def live_cluster(address: Address, admin: PulsarAdmin, deadline: Deadline) -> It
     """Connect to a cluster and read its channel. Raises as `connected` and `LiveCluster` do."""
     with (
         connected(address) as client,
-        closing(LiveCluster(client, address, admin, deadline)) as cluster,
+        closing(LiveCluster(client, admin, deadline)) as cluster,
     ):
         yield cluster
 

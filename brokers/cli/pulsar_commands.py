@@ -73,9 +73,10 @@ def status(*, cluster: Cluster) -> None:
         for message in history.messages():
             table.fold(message)
             last_ms = message.published_ms
-        history.confirm(table)
+        is_confirmed = history.confirm(table)
     document = {
         "source": history.name,
+        "confirmed": is_confirmed,
         "messages": table.offset + 1,
         "last_message": local_time(last_ms) or None,
         "bundles": len(table.bundles),
@@ -91,6 +92,8 @@ def status(*, cluster: Cluster) -> None:
     print_tables([("brokers", broker_rows(table), BROKER_COLUMNS)])
     print_line("(the channel does not name brokers without bundles)")
     print_tables([("namespaces", namespace_rows(table), NAMESPACE_COLUMNS)])
+    if not is_confirmed:
+        print_line("(the topic was not compared with the brokers: name --admin)")
 
 
 @app.command()
