@@ -11,7 +11,6 @@ Theory of operation:
   Preferences: room (`brokers.balancing.room`), later versions (if set), and anti-affinity of
   namespaces.
 * The balancer itself moves no bundle to a broker without room: `movable_to`.
-* With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
 
 **Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order
 of choice:
@@ -23,8 +22,7 @@ of choice:
    the group.
 
 Counts come from the view, without the bundle itself. For namespaces of one bundle this gives the
-even distribution that Pulsar documents. With `pulsar_exact`, anti-affinity counts all bundles of
-the group, by domain and then by broker.
+even distribution that Pulsar documents.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class PlacementRules:
     memory_percent_max: float = 85.0
     prefer_later_versions: bool = False
     failure_domains: bool = True
-    pulsar_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,18 +244,18 @@ class Destinations:
 
     def _steps(self, bundle: BundleEntry) -> tuple[Callable[[Brokers, BundleEntry], Refused], ...]:
         """Return those that may refuse a broker."""
-        policies, exact = self.policies, self._rules.pulsar_exact
+        policies = self.policies
         hard: tuple[Callable[[Brokers, BundleEntry], Refused], ...] = ()
         # Not stored: an object that holds its own methods waits for the garbage collector, here
         # with a view of 100,000 bundles.
         if policies.isolations or policies.pins or policies.closed:
             hard = (self._isolated, self._pinned_elsewhere)
         preferences = (
-            *((self._full,) if not exact and self.room.refusals(bundle.name) else ()),
-            *((self._older,) if self._rules.prefer_later_versions else ()),
+            *((self._full,) if self.room.refusals(bundle.name) else ()),
+            *((_older,) if self._rules.prefer_later_versions else ()),
             *((self._crowded,) if self._group_of(bundle.namespace) is not None else ()),
         )
-        return (*preferences, *hard) if exact else (*hard, *preferences)
+        return (*hard, *preferences)
 
     def _maintained(self, left: Brokers) -> Refused:
         return {
@@ -276,8 +273,8 @@ class Destinations:
         return _sift(brokers, {}, steps)[1]
 
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        about, exact = self._policies_of(bundle.namespace), self._rules.pulsar_exact
-        if about.closed and not exact:  # Pulsar ignores a policy that it cannot read.
+        about = self._policies_of(bundle.namespace)
+        if about.closed:
             closed = about.closed[0]
             reason = (
                 f"the policy {closed.name} cannot be read, so nobody may have what it is about:"
@@ -292,11 +289,9 @@ class Destinations:
                 if broker.broker in kept
             }
         dropped: dict[str, str] = {}
-        for policy in about.isolations[:1] if exact else about.isolations:
+        for policy in about.isolations:
             rest = tuple(broker for broker in left if broker.broker not in dropped)
-            dropped.update(
-                isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact)
-            )
+            dropped.update(isolated(rest, policy, self._meant(policy), self._loads))
         return dropped
 
     def _policies_of(self, namespace: str) -> ClusterPolicies:
@@ -310,9 +305,7 @@ class Destinations:
         """Return the live brokers that a policy names. Its patterns are matched once."""
         found = self._meanings.get(policy.name)
         if found is None:
-            found = self._meanings[policy.name] = meant_by(
-                policy, self.live, host_only=self._rules.pulsar_exact
-            )
+            found = self._meanings[policy.name] = meant_by(policy, self.live)
         return found
 
     def _pinned_elsewhere(self, left: Brokers, bundle: BundleEntry) -> Refused:
@@ -334,9 +327,6 @@ class Destinations:
             broker.broker: refused[broker.broker] for broker in left if broker.broker in refused
         }
         return full if len(full) < len(left) else {}
-
-    def _older(self, left: Brokers, _: BundleEntry) -> Refused:
-        return older_versions(left, pulsar_exact=self._rules.pulsar_exact)
 
     def _crowded(self, left: Brokers, bundle: BundleEntry) -> Refused:
         group = self._group_of(bundle.namespace)
@@ -363,9 +353,7 @@ class Destinations:
                 broker.broker: domain_of(broker, policies).name or DEFAULT_DOMAIN
                 for broker in self.live
             }
-            self._groups[name] = _Group(
-                name, self.view, self.live, domains, pulsar_exact=self._rules.pulsar_exact
-            )
+            self._groups[name] = _Group(name, self.view, self.live, domains)
         return self._groups[name]
 
 
@@ -410,15 +398,11 @@ def too_many_topics(brokers: Brokers, loads: Mapping[str, Load], topics_max: int
     }
 
 
-def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
+def older_versions(brokers: Brokers) -> Refused:
     """Return the brokers whose version is not the latest. An unreadable version counts as the
     oldest.
-
-    With `pulsar_exact`, an unreadable version disables the filter, as in Pulsar.
     """
     ranks = {broker.broker: version_rank(broker.joined.version) for broker in brokers}
-    if pulsar_exact and _NO_VERSION in ranks.values():
-        return {}
     latest = max(ranks.values(), default=_NO_VERSION)
     return {
         broker.broker: f"its version ({broker.joined.version or 'unknown'}) is not the latest"
@@ -427,40 +411,28 @@ def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
     }
 
 
-def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) -> Meant:
-    """Return the brokers that a policy names by id or host. With `host_only`, by host alone, as in
-    Pulsar.
-    """
+def meant_by(policy: Isolation, brokers: Brokers) -> Meant:
+    """Return the brokers that a policy names by id or host."""
 
     def named(patterns: tuple[Pattern, ...]) -> dict[str, None]:
         return dict.fromkeys(
-            broker.broker
-            for broker in brokers
-            if is_named(patterns, broker.broker, host_only=host_only)
+            broker.broker for broker in brokers if is_named(patterns, broker.broker)
         )
 
     return Meant(primaries=named(policy.primary), secondaries=named(policy.secondary))
 
 
 def isolated(
-    brokers: Brokers,
-    policy: Isolation,
-    meant: Meant,
-    loads: Mapping[str, Load],
-    *,
-    pulsar_exact: bool = False,
+    brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, Load]
 ) -> Refused:
     """Return the brokers that `policy` excludes: all but primaries and, while too few primaries are
     available, secondaries.
 
-    `meant` are the brokers that the policy names. Pulsar counts each primary as available and
-    ignores `usage_threshold`.
+    `meant` are the brokers that the policy names.
     """
     primaries = [broker.broker for broker in brokers if broker.broker in meant.primaries]
     available = [
-        name
-        for name in primaries
-        if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)
+        name for name in primaries if not _is_full(loads.get(name), policy.usage_threshold)
     ]
     fails_over = len(available) < policy.min_limit
     dropped = {}
@@ -524,6 +496,10 @@ def _sift(
     return left, everything
 
 
+def _older(left: Brokers, _: BundleEntry) -> Refused:
+    return older_versions(left)
+
+
 def _about(
     step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry
 ) -> Callable[[Brokers], Refused]:
@@ -544,12 +520,9 @@ class _Group:
         view: View,
         live: Brokers,
         domains: Mapping[str, str],
-        *,
-        pulsar_exact: bool,
     ) -> None:
         self._name = name
         self._domains = domains
-        self._exact = pulsar_exact
         self._live = live
         self._holder: dict[str, str] = {}  # By bundle.
         # By broker, then namespace.
@@ -559,7 +532,7 @@ class _Group:
                 continue
             for bundle in view.bundles_of(namespace):
                 owner = None if bundle.owner is None else view.live.get(bundle.owner)
-                if owner is not None and (bundle.phase == "owned" or not pulsar_exact):
+                if owner is not None:
                     self.move(bundle, owner.broker)
 
     def move(self, bundle: BundleEntry, broker: str) -> None:
@@ -576,12 +549,10 @@ class _Group:
         domains = {self._domains[broker.broker] for broker in brokers}
         if len(domains) <= 1:
             return {}
-        # A domain fails as a whole, so its brokers that may not have the bundle count, too. Pulsar
-        # does not count them.
-        counted = brokers if self._exact else self._live
+        # A domain fails as a whole, so its brokers that may not have the bundle count, too.
         ranks = {
             domain: self._rank(
-                [broker.broker for broker in counted if self._domains[broker.broker] == domain],
+                [broker.broker for broker in self._live if self._domains[broker.broker] == domain],
                 bundle,
                 domain=True,
             )
@@ -612,11 +583,9 @@ class _Group:
         names = tuple(brokers)
         counts = {name: dict(self._counts[name]) for name in names}
         holder = self._holder.get(bundle.name)
-        if holder in counts and not self._exact:
+        if holder in counts:
             counts[holder][bundle.namespace] -= 1
         bundles = sum(sum(each.values()) for each in counts.values())
-        if self._exact:
-            return (bundles, 0)
         here = {namespace for each in counts.values() for namespace, count in each.items() if count}
         others = len(here - {bundle.namespace})
         return (others, int(bundle.namespace not in here) if domain else bundles)
@@ -635,7 +604,7 @@ class _Group:
                 )
                 continue
             more, fewer = (rank[0], least[0]) if rank[0] != least[0] else (rank[1], least[1])
-            of = "other namespaces" if rank[0] != least[0] and not self._exact else "bundles"
+            of = "other namespaces" if rank[0] != least[0] else "bundles"
             dropped[broker] = (
                 f"{subject} has {more} {of} of the anti-affinity group {self._name}, and another"
                 f" has {fewer}"

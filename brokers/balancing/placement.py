@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
-from zlib import crc32
 
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.channel.core.entries import BundleEntry
@@ -248,7 +247,7 @@ class _ByReports:
     def _scale(self, destinations: Destinations) -> Scale:
         return self._reports.scale(destinations.view)
 
-    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:  # noqa: ARG002
+    def _narrow(self, fit: Sequence[str], batch: _Batch) -> Sequence[str]:  # noqa: ARG002
         return fit
 
 
@@ -302,14 +301,9 @@ class LeastLongTermMessageRate(_ByReports):
 
     _combined = staticmethod(by_messages)
 
-    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
+    def _narrow(self, fit: Sequence[str], batch: _Batch) -> Sequence[str]:  # noqa: ARG002
         calm = [name for name in fit if self._used_percent(name) <= self.overloaded_percent]
-        if not self.rules.pulsar_exact:
-            return calm or fit
-        least = min((batch.score(name, bundle) for name in calm), default=None)
-        return [
-            _any_of([name for name in calm if batch.score(name, bundle) == least] or fit, bundle)
-        ]
+        return calm or fit
 
     def _used_percent(self, broker: str) -> float:
         load = self._reports.loads.get(broker)
@@ -331,10 +325,8 @@ class LeastResourceUsageWithWeight(_ByReports):
 
     _combined = staticmethod(by_use)
 
-    def _narrow(self, bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
+    def _narrow(self, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
         reported = self._reports.carried
-        if self.rules.pulsar_exact:
-            return [_any_of(choose_among(fit, reported, self.difference_percent), bundle)]
         used = {name: batch.carried[name] for name in fit if name in reported}
         return choose_among(fit, used, self.difference_percent)
 
@@ -356,7 +348,7 @@ class RoundRobin:
     ) -> dict[str, int]:
         """See `Placement.place`."""
 
-        def next_in_turn(_: BundleEntry, fit: Sequence[str], __: _Batch) -> Sequence[str]:
+        def next_in_turn(fit: Sequence[str], _: _Batch) -> Sequence[str]:
             self._turn += 1
             return [fit[(self._turn - 1) % len(fit)]]
 
@@ -430,7 +422,7 @@ class _Batch:
         destinations: Destinations,
         scale: Scale,
         *,
-        narrow: Callable[[BundleEntry, Sequence[str], _Batch], Sequence[str]],
+        narrow: Callable[[Sequence[str], _Batch], Sequence[str]],
     ) -> None:
         self._view = view
         self._destinations = destinations
@@ -485,7 +477,7 @@ class _Batch:
             if bundle.name in placed:
                 self._count(bundle.name, placed[bundle.name], -1)
             chosen = placed[bundle.name] = self._choose(
-                bundle, self._narrow(bundle, self._allowed(bundle, avoid), self)
+                bundle, self._narrow(self._allowed(bundle, avoid), self)
             )
             self._count(bundle.name, chosen, 1)
             self._destinations.placed(bundle, chosen)
@@ -496,15 +488,11 @@ class _Batch:
         self.carried[broker] += sign * self._scale.weight(bundle)
         self._counts[broker] += sign
 
-    def score(self, broker: str, bundle: BundleEntry) -> float:
-        """Return the load per room of `broker` with `bundle`."""
-        return (self.carried[broker] + self._scale.weight(bundle.name)) / self._room[broker]
-
     def _allowed(self, bundle: BundleEntry, avoid: Mapping[str, frozenset[int]]) -> Sequence[str]:
         return self._destinations.of(bundle, avoid=avoid.get(bundle.name, _NOBODY)).allowed
 
     def _choose(self, bundle: BundleEntry, fit: Sequence[str]) -> str:
-        # The same as `score`, inlined: it runs once for each bundle and broker of a batch.
+        # Inlined: it runs once for each bundle and broker of a batch.
         carried, room, weight = self.carried, self._room, self._scale.weight(bundle.name)
         brokers, counts = self._view.brokers, self._counts
         scores = {name: (carried[name] + weight) / room[name] for name in fit}
@@ -520,10 +508,3 @@ class _Batch:
                 name,
             ),
         )
-
-
-def _any_of(names: Sequence[str], bundle: BundleEntry) -> str:
-    """Return one of the names by a hash. Pulsar draws at random; this gives equal answers to equal
-    questions.
-    """
-    return names[crc32(bundle.name.encode()) % len(names)]

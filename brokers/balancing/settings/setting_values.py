@@ -210,7 +210,6 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "Places bundles only on brokers of the latest version."
         ),
         "placement.failure_domains": _meaning("Applies anti-affinity to failure domains, too."),
-        "placement.pulsar_exact": _meaning(EXACT),
         "least_message_rate.overloaded_percent": _meaning(
             "Use above which a broker is chosen last, in percent.", ANY
         ),

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing import placement
-from equipoise.brokers.balancing.destinations import PlacementRules
 from equipoise.brokers.balancing.placement import (
     FewestBundles,
     LeastCost,
@@ -36,7 +35,6 @@ from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 NS = "t/ns"
-EXACT = PlacementRules(pulsar_exact=True)
 
 
 def placed(
@@ -165,19 +163,6 @@ PLACED: dict[str, tuple[Sequence[Member | str], int, Placement, str]] = {
         ),
         "0000:a 4000:b 8000:a c000:b",
     ),
-    "Pulsar uses its last reports only, so all go to one": (
-        ("a", "b", "dead"),
-        4,
-        LeastResourceUsageWithWeight(
-            loads={
-                "a": load(0.1, throughput=1),
-                "b": load(0.3, throughput=9),
-                "dead": load(0.8, throughput=400, bundles=HUNDREDS),
-            },
-            rules=EXACT,
-        ),
-        "0000:a 4000:a 8000:a c000:a",
-    ),
     # It gets something, but not everything.
     "a broker that has just joined counts as the mean": (
         ("a", "b", "new"),
@@ -285,24 +270,6 @@ def test_where_bundles_go(
     if "dead" in brokers:
         channel.die("dead")
     assert expected == " ".join(f"{low}:{name}" for low, name in placed(channel, strategy).items())
-
-
-# --- message rates ---
-
-
-def test_pulsar_draws_among_equals() -> None:
-    """Pulsar draws at random; this draws by the name of the bundle, evenly enough."""
-    channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=64)
-    calm = {"a": load(0.1, messages=5), "b": load(0.1, messages=5), "c": load(0.1, messages=6)}
-    full = {name: load(0.9, messages=number) for number, name in enumerate("abc")}
-    for loads, expected in ((calm, {"a", "b"}), (full, {"a", "b", "c"})):
-        chosen = [
-            placed(channel, LeastLongTermMessageRate(loads=loads, rules=EXACT), [bundle])
-            for bundle in channel.view.bundles_of(NS)
-        ]
-        drawn = Counter(broker for each in chosen for broker in each.values())
-        assert expected == set(drawn)
-        assert min(drawn.values()) >= 10
 
 
 # --- resource use ---

@@ -247,9 +247,9 @@ def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.Monke
         asked.append((self.name, namespace))
         return covers(self, namespace)
 
-    def noted_named(patterns: Sequence[Pattern], broker: str, *, host_only: bool = False) -> bool:
+    def noted_named(patterns: Sequence[Pattern], broker: str) -> bool:
         asked.append((tuple(patterns), broker))
-        return is_named(patterns, broker, host_only=host_only)
+        return is_named(patterns, broker)
 
     monkeypatch.setattr(Isolation, "covers", noted_covers)
     monkeypatch.setattr(destinations, "is_named", noted_named)
@@ -328,7 +328,6 @@ class Stubborn:
         return {bundle.name: view.brokers[self._broker].incarnation for bundle in bundles}
 
 
-EXACT = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
 WITH_SECONDARY: Document = {
     "namespaces.0": NS,
     "primary.0": "b",
@@ -394,13 +393,6 @@ VIOLATIONS = (
         version="2.0.0",
         groups="group",
         loads={"a": load(topics=5)},
-    ),
-    Violation(
-        name="preferences that come first may leave no broker, as in Pulsar",
-        rules=EXACT,
-        version="2.0.0",
-        at_most=1,
-        stays=[f"{ELSEWHERE}; but no other broker may have it"],
     ),
     Violation(
         name="a secondary keeps a bundle while its primary is full",

@@ -89,13 +89,6 @@ CASES = (
         memory={"c": 86},
         rules=PlacementRules(memory_percent_max=90.0),
     ),
-    Case(
-        name="Pulsar places by other rules",
-        memory={"c": 86},
-        moved="a b",
-        rules=PlacementRules(pulsar_exact=True),
-        why=f"its memory is 86 % full; {RULE}",
-    ),
 )
 
 
