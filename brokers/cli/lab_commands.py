@@ -20,9 +20,9 @@ from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.channel_options import Channel
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import file, pairs
+from equipoise.brokers.cli.options import directory, file, pairs
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import Output, progress
+from equipoise.brokers.cli.output import Output, print_line, progress
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
@@ -38,7 +38,7 @@ _BROKERS_MAX: Final = 10_000
 _STEP_S: Final = 10.0
 _EVERY_S_MAX: Final = 86_400
 _TRIALS_MAX: Final = 10_000
-_EXTRA_MODULES: Final = ("numpy", "optuna", "pyarrow")
+_EXTRA_MODULES: Final = ("matplotlib", "numpy", "optuna", "pyarrow")
 OURS: Final = "BalancedShedder"
 
 TraceArgument = Annotated[
@@ -219,6 +219,15 @@ def compare_all(
         str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")
     ] = "1",
     generated: TraceOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=directory,
+            help="Write plots (PNG) and a page (HTML) to this folder.",
+            show_default=False,
+        ),
+    ] = None,
     results: Output,
 ) -> None:
     """Compare policies on load traces, relative to the more even one of TransferShedder and
@@ -228,21 +237,27 @@ def compare_all(
     all cores.
     """
     _check_extra()
-    from equipoise.lab.comparing import COLUMNS, compare
+    from equipoise.lab.comparing import compare
+    from equipoise.lab.page import COLUMNS, write_page
     from equipoise.lab.trace_files import traces_named
     from equipoise.lab.traces import COMPARED, KINDS
 
     names = [*(COMPARED if every_kind else ()), *(traces or ())]
     if not names:
         raise typer.BadParameter(f"name traces, or write --all; the kinds are {', '.join(KINDS)}")
+    numbers = _numbers(seeds)
     policies = _policies(policy or list(SHEDDERS), pairs("--set", changes or ()), every)
     with progress("running", unit="runs") as note:
         comparisons = compare(
-            traces_named(names, generated.shape()), policies, seeds=_numbers(seeds), note=note
+            traces_named(names, generated.shape()), policies, seeds=numbers, note=note
         )
     results.print_rows(
         [row for each in comparisons for row in each.rows()], columns=COLUMNS, nothing="no traces"
     )
+    if output is not None:
+        page = write_page(comparisons, output, seeds=numbers)
+        if not results.as_json:
+            print_line(f"wrote {page}")
 
 
 @app.command("tune")

@@ -1,14 +1,17 @@
-"""Comparisons on small traces: rows; and a trace recorded from reports."""
+"""Comparisons on small traces: rows, plots and the page; and a trace recorded from reports."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
+from equipoise.lab.page import write_page
 from equipoise.lab.traces import Recording, Shape, Trace, generated
 from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
@@ -60,6 +63,23 @@ def test_a_row_has_the_ratios_to_the_more_even_reference(comparisons: list[Compa
             assert pytest.approx(row["unevenness"], abs=2e-4) == bound + gap
 
 
+def test_the_page_has_all_figures_and_plots_and_fetches_nothing(
+    comparisons: list[Comparison], tmp_path: Path
+) -> None:
+    page = write_page(comparisons, tmp_path / "out", seeds=(1, 2))
+    text = page.read_text()
+    assert {"index.html", "overview.png", "steady.png", "broker-lost.png"} == {
+        path.name for path in page.parent.iterdir()
+    }
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in page.parent.glob("*.png"))
+    assert ["overview", "steady", "broker-lost"] == re.findall(r"<h2>(.*?)</h2>", text)
+    assert 5 == text.count("<tr>")
+    assert (
+        "<p>Seeds: 1, 2. The defaults of BalancedShedder were chosen on the seeds 3, 4 of" in text
+    )
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
+
+
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(
         CallerError, match="there is no policy 'Best'; the policies are BalancedShedder"
@@ -67,7 +87,7 @@ def test_an_unknown_policy_is_named() -> None:
         settings_of("Best")
 
 
-def test_the_command_line_runs_compares_and_refuses() -> None:
+def test_the_command_line_runs_compares_and_refuses(tmp_path: Path) -> None:
     small = ("--brokers", "2", "--bundles", "8", "--for", "2m")
     document = json.loads(run("lab", "run", "steady", *small, "--json").stdout)
     assert ("steady", OURS, 1) == (document["trace"], document["policy"], document["seed"])
@@ -80,10 +100,13 @@ def test_the_command_line_runs_compares_and_refuses() -> None:
             *small,
             "--policy",
             OURS,
+            "--output",
+            str(tmp_path / "out"),
             "--json",
         ).stdout
     )
     assert [OURS] == [row["policy"] for row in rows]
+    assert (tmp_path / "out" / "index.html").exists()
     refused = run("lab", "run", "stedy")
     assert refused.exit_code != 0
     assert (
