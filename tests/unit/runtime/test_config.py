@@ -124,9 +124,9 @@ def test_all_invalid_settings_of_balancing_are_reported() -> None:
         }
     )
     assert "balanced.moves_max: it must be an integer, at least 1" in text
-    assert "balanced.move_max: there is no such setting; there is balanced.moves_max" in text
+    assert "no setting 'balanced.move_max' of balancing; did you mean balanced.moves_max?" in text
     assert "balancing.shedder: it must be one of BalancedShedder" in text
-    assert "x.y: there is no such setting;" in text
+    assert "x.y: there is no setting 'x.y' of balancing; see which there are" in text
     assert "balancing: it must be a valid dictionary" in problem(
         **{"balancing": "on", "balanced.moves_max": 1}
     )
