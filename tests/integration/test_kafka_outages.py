@@ -202,14 +202,26 @@ def opened(log_url: str) -> Log:
 
 
 def history(log_url: str) -> Iterator[Folded]:
-    """Every record of the log, folded."""
+    """Every record of the log, folded. A node that has just come back may still take itself for the
+    leader.
+    """
     log, reader = opened(log_url), Reader(log=log_url)
+    deadline = Deadline.after(timeout_ms=60_000)
     try:
-        end = log.end()
+        while (end := _end(log)) is None:
+            deadline.check(f"the end of {log_url}")
+            time.sleep(0.1)
         while reader.position <= end and (entries := log.read(reader.position, limit=1_000)):
             yield from map(reader.feed, entries)
     finally:
         log.close()
+
+
+def _end(log: Log) -> int | None:
+    try:
+        return log.end()
+    except LogUnavailable:
+        return None
 
 
 def check_settled_once(asked: Sequence[Asked], records: Sequence[Folded]) -> None:

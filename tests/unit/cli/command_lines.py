@@ -127,7 +127,7 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "lab tune": (
         "steady --policy AvgShedder --trials 2 --load-moved-max 99 --set average.low_hits=3 --every"
-        " 30 --seed 2 --brokers 2 --bundles 8 --for 1m --output {folder}/lab --json"
+        " 30 --seed 2 --brokers 2 --bundles 8 --for 1m --json"
     ),
     "lab record": "--log {log} --output {folder}/trace.csv --for 1s --every 1 --timeout 5 --json",
     "pulsar status": f"{_PULSAR} --timeout 5 --json",
