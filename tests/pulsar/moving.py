@@ -159,6 +159,7 @@ async def running_brokers(
         pulsar_port=0,
         settings={
             "balance": "false",
+            "extend_ms": 0,  # On Kafka a long lease: a busy machine stalls, and nobody shall move.
             **({} if settle_ms is None else {"pulsar_settle_ms": settle_ms}),
             **(secured.settings if secured else {}),
         },
