@@ -580,7 +580,12 @@ async def peers(
 LOSSES = {
     "killed": (Node.kill, Node.start, {}),
     "hanging": (Node.suspend, Node.resume, {}),
-    "killed, long leases": (Node.kill, Node.start, {"extend_ms": 0}),
+    # The default of 15 s leaves clients of a busy machine little time to find the new leader.
+    "killed, long leases": (
+        Node.kill,
+        Node.start,
+        {"extend_ms": 0, "lease_ms": 30_000, "grace_ms": 1_500},
+    ),
 }
 
 
