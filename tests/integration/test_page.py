@@ -59,8 +59,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def create(cluster: LocalCluster, namespace: str, bundles: int) -> None:
-    """Create a namespace, and wait until its bundles are owned if a broker serves it. In a thread,
-    because Playwright keeps the loop of this one.
+    """Create a namespace unless an earlier test has, and wait until its bundles are owned if a
+    broker serves it. In a thread, because Playwright keeps the loop of this one.
     """
     with ThreadPoolExecutor(1) as thread:
         thread.submit(_create, cluster, namespace, bundles).result()
@@ -68,8 +68,9 @@ def create(cluster: LocalCluster, namespace: str, bundles: int) -> None:
 
 def _create(cluster: LocalCluster, namespace: str, bundles: int) -> None:
     with opened(cluster.log_url, timeout_ms=PATIENCE_MS) as access:
-        intent = CreateNamespace(name=namespace, boundaries=even_boundaries(bundles))
-        run(ChannelPort(access).propose(intent))
+        if namespace not in access.view.namespaces:
+            intent = CreateNamespace(name=namespace, boundaries=even_boundaries(bundles))
+            run(ChannelPort(access).propose(intent))
         until(
             access,
             lambda view: (
@@ -179,6 +180,7 @@ def test_changes_arrive_without_a_reload(chromium: Browser, cluster: LocalCluste
 
 def test_an_operator_does_everything_by_dialog(chromium: Browser, cluster: LocalCluster) -> None:
     """Each dialog says what will happen, and who asks. A refusal is the broker's sentence."""
+    create(cluster, "acme/orders", 64)
     create(cluster, "acme/slow", 2)
     bundle, other = f"acme/orders/{FIRST}", cluster.broker_ids[1]
     with page_of(chromium, cluster, f"#/bundle/{bundle}") as page:
@@ -228,6 +230,7 @@ def test_a_dead_broker_is_named_and_a_broken_stream_too(
     """The page then shows the last state, names other brokers, and follows the broker again once
     it is back.
     """
+    create(cluster, "else/none", 2)
     last = len(cluster.broker_ids) - 1
     with (
         page_of(chromium, cluster) as page,
