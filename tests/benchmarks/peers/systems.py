@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +71,15 @@ _NEXT: Final = {"group.protocol": "consumer"}
 _FAST: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_000}
 _COOPERATIVE: Final = {**_FAST, "partition.assignment.strategy": "cooperative-sticky"}
 
+_ON_KAFKA: Final = System(
+    title="Equipoise, Kafka",
+    adapter="equipoise_service",
+    server="kafka",
+    package="equipoise",
+    topic=LOG_TOPIC,
+    options={"load_worker": True},
+)
+
 SYSTEMS: Final[Mapping[str, System]] = {
     "redis": System(
         title="Redis lock, 10 s",
@@ -132,23 +141,12 @@ SYSTEMS: Final[Mapping[str, System]] = {
         server="sqlite",
         package="equipoise",
     ),
-    "equipoise_kafka": System(
-        title="Equipoise, Kafka",
-        adapter="equipoise_service",
-        server="kafka",
-        package="equipoise",
-        topic=LOG_TOPIC,
-        options={"load_worker": True},
-    ),
+    "equipoise_kafka": _ON_KAFKA,
     # As if each program had a machine: none sees the process of another end.
-    "equipoise_kafka_apart": System(
+    "equipoise_kafka_apart": replace(
+        _ON_KAFKA,
         title="Equipoise, Kafka, machines apart",
-        adapter="equipoise_service",
-        server="kafka",
-        package="equipoise",
-        topic=LOG_TOPIC,
         settings={"broker": {"prove_deaths": False}},
-        options={"load_worker": True},
     ),
 }
 
