@@ -17,9 +17,9 @@ from equipoise.brokers.pulsar.wire.requests import Sent
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
 
-# The largest debt of a bucket, in periods. A producer with a rate per second thus waits at most 10
-# s for the next entry, which is less than clients wait for the answer to a PING.
-_DEBT_PERIODS_MAX: Final = 10
+# The longest wait for a debt, in periods. A producer with a rate per second thus waits at most 10 s
+# for the next entry, which is less than clients wait for the answer to a PING.
+_WAIT_PERIODS_MAX: Final = 10
 
 TURN_LOST_MS: Final = 1_000
 """How long the others wait for the producer that is next. Producers that wait ask twice as
@@ -40,8 +40,9 @@ class Bucket:
     most.
 
     A caller may spend more than there is, because an entry is never divided. The bucket is then
-    empty until the debt is paid, so that the rate over a longer time is the allowed one. Only an
-    entry so large that it takes more than 10 periods exceeds it: more debt is forgiven.
+    empty until it has paid the debt and holds a whole token, so that the rate over a longer time is
+    the allowed one. Only an entry so large that it takes more than 10 periods exceeds it: more debt
+    is forgiven.
     """
 
     __slots__ = (
@@ -75,8 +76,8 @@ class Bucket:
 
     def spend(self, messages: int, bytes_: int) -> None:
         """Take tokens, also if there are not enough."""
-        self._messages = max(self._messages - messages, -_DEBT_PERIODS_MAX * self._messages_max)
-        self._bytes = max(self._bytes - bytes_, -_DEBT_PERIODS_MAX * self._bytes_max)
+        self._messages = max(self._messages - messages, 1 - _WAIT_PERIODS_MAX * self._messages_max)
+        self._bytes = max(self._bytes - bytes_, 1 - _WAIT_PERIODS_MAX * self._bytes_max)
 
     def room_for(self, entries: Sequence[Sent]) -> int:
         """Return how many of these entries to spend before the bucket is empty, with the one that
@@ -84,7 +85,7 @@ class Bucket:
         """
         messages, bytes_ = self._messages, self._bytes
         for place, entry in enumerate(entries):
-            if messages <= 0 or bytes_ <= 0:
+            if messages < 1 or bytes_ < 1:
                 return place
             messages -= entry.messages
             bytes_ -= len(entry.block)
@@ -93,14 +94,15 @@ class Bucket:
     @property
     def is_empty(self) -> bool:
         """Whether the next entry must wait or be dropped."""
-        return self._messages <= 0 or self._bytes <= 0
+        return self._messages < 1 or self._bytes < 1
 
     @property
     def wait_ms(self) -> int:
         """The time until the bucket is no longer empty; 0 if it is not."""
         supplies = ((self._messages, self._messages_per_ms), (self._bytes, self._bytes_per_ms))
         return max(
-            (1 + int(-tokens / per_ms) for tokens, per_ms in supplies if tokens <= 0), default=0
+            (math.ceil((1 - tokens) / per_ms) for tokens, per_ms in supplies if tokens < 1),
+            default=0,
         )
 
 
