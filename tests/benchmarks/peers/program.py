@@ -143,13 +143,21 @@ class Program:
         asyncio.run_coroutine_threadsafe(self.close(list(shards)), self._loop).result()
 
     async def look(self) -> None:
-        """Tell when a shard that is open may not be served, and when it may again."""
+        """Tell when a shard that is open may not be served, and when it may again.
+
+        A process that was stopped meanwhile finds out before it serves. So the end is when this
+        should have looked, not when it could.
+        """
         while True:
+            due_ns = boot_ns() + int(_LOOK_S * 1e9)
             await asyncio.sleep(_LOOK_S)
             for shard, held in self._held.items():
                 if held.is_told != held.good():
                     held.is_told = not held.is_told
-                    self._tell("opened" if held.is_told else "closed", shard, held)
+                    if held.is_told:
+                        self._tell("opened", shard, held)
+                    else:
+                        self._tell("closed", shard, held, at_ns=due_ns)
 
     async def call(self, request: web.Request) -> web.Response:
         """Count one call. 503: it is not served here."""
@@ -188,8 +196,8 @@ class Program:
             held.requests.add(request_id)
         return bool(answer["accepted"])
 
-    def _tell(self, what: str, shard: int, held: Held) -> None:
-        self._store.tell(do=what, shard=shard, epoch=held.epoch, at_ns=boot_ns())
+    def _tell(self, what: str, shard: int, held: Held, at_ns: int | None = None) -> None:
+        self._store.tell(do=what, shard=shard, epoch=held.epoch, at_ns=at_ns or boot_ns())
 
 
 def _compute(us: int) -> None:
