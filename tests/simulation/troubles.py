@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from tests.simulation.clock import MICROSECONDS_PER_MS
 from tests.simulation.courier import Link
@@ -18,6 +19,10 @@ from tests.simulation.faults import (
 from tests.simulation.host import Host
 from tests.simulation.parts import Parts
 
+# Between two outages all renew their leases. Without it they would be one that is longer than any
+# of the scenario.
+_BACK_MS: Final = 3_000
+
 
 class Troubles:
     """Injects troubles until `stop`, and restarts processes that end."""
@@ -30,6 +35,7 @@ class Troubles:
         self._hosts = {host.name: host for host in hosts}
         self._links = links
         self._stopped = False
+        self._next_outage_us = 0
 
     def begin(self) -> None:
         """Schedule the troubles."""
@@ -76,11 +82,14 @@ class Troubles:
             parts.schedule.after(parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._outage)
 
     def _outage(self) -> None:
-        if not self._stopped:
-            self._inject(
-                Outage(for_ms=self._parts.chance.long_within(self._parts.faults.outage_ms))
-            )
-            self._await_outage()
+        if self._stopped:
+            return
+        outage = Outage(for_ms=self._parts.chance.long_within(self._parts.faults.outage_ms))
+        now_us = self._parts.schedule.now_us
+        if now_us >= self._next_outage_us:
+            self._next_outage_us = now_us + (outage.for_ms + _BACK_MS) * MICROSECONDS_PER_MS
+            self._inject(outage)
+        self._await_outage()
 
     def _draw(self, host: str, faults: Faults) -> Trouble:
         chance = self._parts.chance
