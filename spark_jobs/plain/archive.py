@@ -9,8 +9,9 @@ from typing import Final
 from equipoise.channel.core.errors import PeerError
 from equipoise.spark_jobs.archive.archiving import SOURCES, Archiving
 from equipoise.spark_jobs.archive.run import ArchiveRun, archived_by
-from equipoise.spark_jobs.plain.reading import Batch, Patience, Tail
+from equipoise.spark_jobs.plain.reading import Patience, Tail
 from equipoise.spark_jobs.sequence.rows import Source
+from equipoise.spark_jobs.sources.reading import Batch
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.streams.progress import BatchDone

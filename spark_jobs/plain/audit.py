@@ -9,8 +9,9 @@ from typing import Final
 from equipoise.channel.core.errors import PeerError
 from equipoise.spark_jobs.audit.auditing import Audit, audited_by, new_auditor
 from equipoise.spark_jobs.audit.reporting import Reach
-from equipoise.spark_jobs.plain.reading import Batch, Patience, Tail
+from equipoise.spark_jobs.plain.reading import Patience, Tail
 from equipoise.spark_jobs.sequence.rows import Source
+from equipoise.spark_jobs.sources.reading import Batch
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import BatchDone

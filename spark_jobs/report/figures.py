@@ -113,16 +113,6 @@ LANES_MAX: Final = 40
 ownerships are drawn."""
 
 BROKERS_MAX: Final = 40
-FINDINGS_MAX: Final = 100
-MOVERS_MAX: Final = 15
-REASONS_MAX: Final = 12
-REASONS_EACH_MAX: Final = 3
-DEATHS_MAX: Final = 50
-SPLITS_AND_MERGES_MAX: Final = 50
-PARTS_MAX: Final = 8
-"""Children named for one split."""
-DECISIONS_MAX: Final = 40
-KINDS_MAX: Final = 200
 
 PAUSE_BINS_PER_DECADE: Final = 8
 """Histogram bars per power of ten of milliseconds: neighbouring bars differ by a third."""

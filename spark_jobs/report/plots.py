@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from io import BytesIO
 from math import nan
 from typing import TYPE_CHECKING, Any, Final
@@ -156,8 +157,16 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
         return ()
     drawings: tuple[tuple[str, Drawing, bool], ...] = (
         ("ownership", draw_ownership, bool(report.lanes.shown)),
-        ("cpu", draw_cpu, bool(report.cpu.brokers)),
-        ("owned", draw_owned, bool(report.owned.brokers)),
+        (
+            "cpu",
+            partial(_heat, grid=report.cpu, label="CPU used", form="{:.0%}"),
+            bool(report.cpu.brokers),
+        ),
+        (
+            "owned",
+            partial(_heat, grid=report.owned, label="bundles", form="{:.0f}"),
+            bool(report.owned.brokers),
+        ),
         ("moves", draw_moves, report.moves.count > 0),
         ("pauses", draw_pauses, report.moves.pauses > 0),
     )
@@ -228,32 +237,6 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
         keys.append(Line2D([], [], color=theme.alarm, label="a broker died", **_DEATH_LINE))
     _legend(figure, keys)
     return figure
-
-
-def draw_cpu(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """Draw the heat map of brokers' processor use."""
-    return _heat(
-        report.cpu,
-        _period(report),
-        theme,
-        zone,
-        label="CPU used",
-        top=max(1.0, _greatest(report.cpu)),
-        form="{:.0%}",
-    )
-
-
-def draw_owned(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """Draw the heat map of bundles served per broker."""
-    return _heat(
-        report.owned,
-        _period(report),
-        theme,
-        zone,
-        label="bundles",
-        top=max(1.0, _greatest(report.owned)),
-        form="{:.0f}",
-    )
 
 
 def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
@@ -351,8 +334,13 @@ def _drawn_ms(bar: int) -> tuple[float, float]:
 
 
 def _heat(
-    grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str
+    report: Report, theme: Theme, zone: tzinfo, *, grid: Grid, label: str, form: str
 ) -> Figure:
+    """Draw a heat map of a figure of brokers: their processor use, or the bundles that they
+    served.
+    """
+    period = _period(report)
+    greatest = max((cell for row in grid.rows for cell in row if cell is not None), default=0.0)
     figure = Figure(
         figsize=(WIDTH_INCHES, 1.1 + _HEAT_INCHES * len(grid.brokers)), layout="constrained"
     )
@@ -362,10 +350,14 @@ def _heat(
         _at(period.from_ms + round(number * period.length_ms / columns), zone)
         for number in range(columns + 1)
     ]
-    cells = [[nan if cell is None else cell for cell in row] for row in grid.rows]
     axes.set_facecolor(theme.faint)
     drawn = axes.pcolormesh(
-        edges, range(len(grid.brokers) + 1), cells, cmap=colormaps["cividis"], vmin=0, vmax=top
+        edges,
+        range(len(grid.brokers) + 1),
+        [[nan if cell is None else cell for cell in row] for row in grid.rows],
+        cmap=colormaps["cividis"],
+        vmin=0,
+        vmax=max(1.0, greatest),
     )
     axes.hlines(range(1, len(grid.brokers)), edges[0], edges[-1], color=theme.paper, linewidth=1.5)
     axes.set_yticks(
@@ -502,10 +494,6 @@ def _lane_label(lane: Row) -> str:
 def _short(name: str) -> str:
     """Shorten a name to fit. Keep its end, which distinguishes bundles and brokers."""
     return name if len(name) <= _LABEL_CHARACTERS_MAX else "…" + name[1 - _LABEL_CHARACTERS_MAX :]
-
-
-def _greatest(grid: Grid) -> float:
-    return max((cell for row in grid.rows for cell in row if cell is not None), default=0.0)
 
 
 def _at(at_ms: int, zone: tzinfo) -> float:

@@ -1,13 +1,12 @@
 """Query an archive with SQL for the figures of a report: DuckDB on the tables' Arrow datasets.
 
-Every query returns a bounded result: sums, or the top or latest rows. The bounds are in
-`spark_jobs.report.figures`.
+Every query returns a bounded result: sums, or the top or latest rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median_low
@@ -28,16 +27,11 @@ from equipoise.spark_jobs.report.figures import (
     gravity,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.rules.rule import ACCEPTED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.tables.reading import Tables
 
 _NUMBERS: Final = r"0x[0-9a-fA-F]+|[0-9][0-9.,]*"
 """Differences between reasons that mean the same: figures, and numbers in names."""
-
-_TAKEOVER_MS: Final = 180_000
-"""Bundles of one broker that are taken with longer breaks were lost in different deaths. Pulsar's
-leader looks every minute."""
 
 
 @contextmanager
@@ -122,6 +116,161 @@ FROM known WHERE from_ms < to_ms;
 """
 
 
+_ALL: Final[Mapping[str, str]] = {
+    # Counts of the findings by rule, worst rule first.
+    "broken": """
+        SELECT rule, count(*) AS count FROM findings LEFT JOIN rules USING (rule)
+        GROUP BY ALL ORDER BY min(coalesce(gravity, 9)), count DESC, rule LIMIT 200
+    """,
+    # Counts of the records of each kind by verdict, most frequent kinds first.
+    "records": """
+        WITH counted AS (
+            SELECT kind, verdict, count(*) AS count FROM records GROUP BY ALL
+        )
+        SELECT kind, sum(count)::BIGINT AS count,
+            coalesce(sum(count) FILTER (verdict = 'accepted'), 0)::BIGINT AS accepted,
+            coalesce(list((verdict, count) ORDER BY count DESC, verdict)
+                FILTER (verdict IS DISTINCT FROM 'accepted'), []) AS reasons
+        FROM counted GROUP BY kind ORDER BY count DESC, kind NULLS FIRST LIMIT 200
+    """,
+}
+"""All rows of each figure."""
+
+_VALUES: Final[Mapping[str, str]] = {
+    # The offset of the last record; 0 if there is none.
+    "last_offset": "SELECT coalesce(max(log_offset), 0) AS value FROM records",
+    # The time in the period without a server, summed over all bundles. Older transitions determine
+    # the state at the beginning of the period.
+    "unserved_ms": """
+        SELECT coalesce(sum(greatest(0,
+            least(coalesce(next_ms, getvariable('to_ms')), getvariable('to_ms'))
+            - greatest(ms, getvariable('from_ms')))), 0)::BIGINT AS value
+        FROM (
+            SELECT *, lead(ms)
+                OVER (PARTITION BY bundle ORDER BY log_offset, ordinal) AS next_ms
+            FROM steps WHERE logged_at < getvariable('to_at')
+        ) WHERE phase_after IS NOT NULL AND server_after IS NULL
+    """,
+}
+"""Single values."""
+
+_FEW: Final[Mapping[str, str]] = {
+    # The most severe findings of the period, the earliest first among equals.
+    "findings": """
+        SELECT rule, subject, coalesce(offsets, []) AS offsets, epoch_ms(logged_at) AS at_ms,
+            text, command, publisher, count(*) OVER () AS found
+        FROM findings LEFT JOIN rules USING (rule)
+        ORDER BY coalesce(gravity, 9), log_offset, ordinal, rule LIMIT 100
+    """,
+    # The most frequent reasons for moves.
+    "reasons": """
+        SELECT said AS text, min(reason) AS example, count(*) AS count,
+            count_if(result = 'done') AS done, quantile_disc(pause_ms, 0.5) AS pause_p50_ms,
+            count(*) OVER () AS found
+        FROM moves GROUP BY said ORDER BY count DESC, text LIMIT 12
+    """,
+    # The bundles that moved most often, with their most frequent reasons.
+    "bundle_moves": """
+        WITH of_reason AS (
+            SELECT bundle, said, count(*) AS count, sum(pause_ms) AS pause_sum_ms
+            FROM moves GROUP BY ALL
+        ), ranked AS (
+            SELECT *, row_number() OVER (PARTITION BY bundle ORDER BY count DESC, said) AS place
+            FROM of_reason
+        )
+        SELECT bundle, sum(count)::BIGINT AS count,
+            coalesce(sum(pause_sum_ms), 0)::BIGINT AS pause_sum_ms,
+            list((said, count) ORDER BY place) FILTER (place <= 3) AS reasons,
+            count(*) OVER () AS found
+        FROM ranked GROUP BY bundle ORDER BY 2 DESC, 3 DESC, bundle LIMIT 15
+    """,
+    # The brokers with the most moves to and from them.
+    "broker_moves": """
+        SELECT broker, count_if(side = 'gave' AND went) AS gave,
+            count_if(side = 'got' AND went) AS got, count_if(NOT went) AS failed,
+            count(*) OVER () AS found
+        FROM (
+            SELECT broker, side, coalesce(result IN ('done', 'unloaded'), FALSE) AS went
+            FROM moves UNPIVOT (broker FOR side IN (source AS gave, destination AS got))
+        ) GROUP BY broker ORDER BY count(*) DESC, broker LIMIT 15
+    """,
+    # The latest splits and merges in log order.
+    "splits_and_merges": """
+        SELECT * EXCLUDE (ended, began) FROM (
+            SELECT any_value(kind) AS kind, epoch_ms(any_value(logged_at)) AS at_ms,
+                log_offset AS "offset", any_value(publisher) AS publisher,
+                any_value(reason) AS reason,
+                list(DISTINCT bundle ORDER BY bundle) FILTER (phase_after IS NULL) AS ended,
+                list(DISTINCT bundle ORDER BY bundle)
+                    FILTER (phase_before IS NULL AND phase_after IS NOT NULL) AS began,
+                ended[:8] AS before, len(ended) AS before_count,
+                began[:8] AS after, len(began) AS after_count,
+                count(*) OVER () AS found
+            FROM steps WHERE within(logged_at) AND kind IN ('split', 'merge')
+            GROUP BY log_offset HAVING before_count > 0 AND after_count > 0
+            ORDER BY log_offset DESC LIMIT 50
+        ) ORDER BY "offset"
+    """,
+    # Counts of the results of the balancing rounds, most frequent first.
+    "decisions": """
+        SELECT coalesce(kind, '?') AS kind, coalesce(strategy, '?') AS strategy,
+            coalesce(result, '?') AS result, coalesce(cause, '?') AS cause,
+            count(*) AS count, count(*) OVER () AS found
+        FROM decisions WHERE kind IS DISTINCT FROM 'outcome'
+        GROUP BY ALL ORDER BY count DESC, 1, 2, 3, 4 LIMIT 40
+    """,
+}
+"""The first rows of each figure. Their column `found` has the count of all."""
+
+_DEATHS: Final = """
+    WITH ends AS (
+        SELECT log_offset, epoch_ms(logged_at) AS at_ms, event AS kind, publisher, broker,
+            count(*) OVER () AS found
+        FROM all_broker_events
+        WHERE within(logged_at) AND event IN ('down', 'left', 'replaced')
+        ORDER BY log_offset DESC LIMIT 50
+    ), lost AS (
+        SELECT log_offset, bundle FROM steps SEMI JOIN ends USING (log_offset)
+        WHERE server_before IS NOT NULL AND server_after IS NULL
+            AND phase_after IS NOT NULL
+    ), healed AS (
+        SELECT lost.*, min(ms) AS ms FROM lost LEFT JOIN steps
+            ON steps.bundle = lost.bundle AND steps.log_offset > lost.log_offset
+            AND (server_after IS NOT NULL OR phase_after IS NULL)
+        GROUP BY ALL
+    )
+    SELECT broker, kind, at_ms, log_offset AS "offset", publisher, found,
+        count(bundle) AS bundles, count(bundle) - count(ms) AS waiting,
+        max(ms - at_ms) AS healed_ms
+    FROM ends LEFT JOIN healed USING (log_offset) GROUP BY ALL ORDER BY log_offset
+"""
+"""The latest ends of brokers in log order, with the time until their bundles had owners again."""
+
+_TAKEOVERS: Final = """
+    WITH taken AS (
+        SELECT broker, bundle, log_offset, epoch_ms(logged_at) AS ms
+        FROM all_intervals WHERE within(logged_at) AND how = 'died'
+    ), marked AS (
+        SELECT *, coalesce(
+            ms - lag(ms) OVER (PARTITION BY broker ORDER BY ms) >= 180_000,
+            FALSE) AS is_new
+        FROM taken
+    ), numbered AS (
+        SELECT *, count_if(is_new) OVER (PARTITION BY broker ORDER BY ms) AS number
+        FROM marked
+    )
+    FROM (
+        SELECT broker, 'down' AS kind, min(ms) AS at_ms, min(log_offset) AS "offset",
+            NULL AS publisher, count(DISTINCT bundle) AS bundles, 0 AS waiting,
+            max(ms) - min(ms) AS healed_ms, count(*) OVER () AS found
+        FROM numbered GROUP BY broker, number ORDER BY "offset" DESC LIMIT 50
+    ) ORDER BY "offset"
+"""
+"""The deaths in a Pulsar cluster. No record states one: the leader takes the bundles of the broker
+one by one. Bundles that are taken with longer breaks were lost in different deaths: the leader
+looks every minute."""
+
+
 class Queries:
     """The figures of one period of an archive."""
 
@@ -145,69 +294,21 @@ class Queries:
 
     def filled(self, about: Report) -> Report:
         """Return `about` with all figures of the period."""
+        found: dict[str, Any] = {
+            **{name: self._rows(query)[0]["value"] for name, query in _VALUES.items()},
+            **{name: self._few(query).shown for name, query in _ALL.items()},
+            **{name: self._few(query) for name, query in _FEW.items()},
+        }
+        deaths = self._few(_DEATHS)
         return replace(
             about,
-            broken=self.broken(),
-            findings=self.findings(),
-            records=self.records(),
-            last_offset=self.last_offset(),
+            **found,
+            deaths=deaths if deaths.count else self._few(_TAKEOVERS),
             lanes=self.lanes(),
             owned=self.owned(),
             cpu=self.cpu(),
             moves=self.moves(),
-            reasons=self.reasons(),
-            bundle_moves=self.bundle_moves(),
-            broker_moves=self.broker_moves(),
-            deaths=self.deaths(),
-            splits_and_merges=self.splits_and_merges(),
-            decisions=self.decisions(),
-            unserved_ms=self.unserved_ms(),
         )
-
-    # --- findings, records
-    # ----------------------------------------------------------------------------------------------
-
-    def broken(self) -> tuple[Row, ...]:
-        """Count the findings by rule, worst rule first."""
-        query = """
-            SELECT rule, count(*) AS count FROM findings LEFT JOIN rules USING (rule)
-            GROUP BY ALL ORDER BY min(coalesce(gravity, 9)), count DESC, rule LIMIT $most
-        """
-        return self._all(query, most=figures.KINDS_MAX)
-
-    def findings(self) -> Few:
-        """Return the most severe findings of the period, the earliest first among equals."""
-        query = """
-            SELECT rule, subject, coalesce(offsets, []) AS offsets, epoch_ms(logged_at) AS at_ms,
-                text, command, publisher, count(*) OVER () AS found
-            FROM findings LEFT JOIN rules USING (rule)
-            ORDER BY coalesce(gravity, 9), log_offset, ordinal, rule LIMIT $most
-        """
-        return self._few(query, most=figures.FINDINGS_MAX)
-
-    def records(self) -> tuple[Row, ...]:
-        """Count the records of each kind by verdict, most frequent kinds first."""
-        query = """
-            WITH counted AS (
-                SELECT kind, verdict, count(*) AS count FROM records GROUP BY ALL
-            )
-            SELECT kind, sum(count)::BIGINT AS count,
-                coalesce(sum(count) FILTER (verdict = $accepted), 0)::BIGINT AS accepted,
-                coalesce(list((verdict, count) ORDER BY count DESC, verdict)
-                    FILTER (verdict IS DISTINCT FROM $accepted), []) AS reasons
-            FROM counted GROUP BY kind ORDER BY count DESC, kind NULLS FIRST LIMIT $most
-        """
-        return self._all(query, most=figures.KINDS_MAX, accepted=ACCEPTED)
-
-    def last_offset(self) -> int:
-        """Return the offset of the last record; 0 if there is none."""
-        found: int = self._rows("SELECT coalesce(max(log_offset), 0) AS last FROM records")[0][
-            "last"
-        ]
-        return found
-
-    # --- ownerships, brokers
-    # ----------------------------------------------------------------------------------------------
 
     def lanes(self) -> Few:
         """Return the ownerships of the bundles whose server changed most often."""
@@ -294,25 +395,6 @@ class Queries:
         found = busiest[0]["found"] if busiest else 0
         return Grid(brokers=tuple(brokers), rows=rows, left_out=found - len(brokers))
 
-    def unserved_ms(self) -> int:
-        """Return the time in the period without a server, summed over all bundles."""
-        # Older transitions determine the state at the beginning of the period.
-        query = """
-            SELECT coalesce(sum(greatest(0,
-                least(coalesce(next_ms, getvariable('to_ms')), getvariable('to_ms'))
-                - greatest(ms, getvariable('from_ms')))), 0)::BIGINT AS unserved_ms
-            FROM (
-                SELECT *, lead(ms)
-                    OVER (PARTITION BY bundle ORDER BY log_offset, ordinal) AS next_ms
-                FROM steps WHERE logged_at < getvariable('to_at')
-            ) WHERE phase_after IS NOT NULL AND server_after IS NULL
-        """
-        unserved_ms: int = self._rows(query)[0]["unserved_ms"]
-        return unserved_ms
-
-    # --- moves
-    # ----------------------------------------------------------------------------------------------
-
     def moves(self) -> Moves:
         """Return the results, times and pauses of the moves."""
         query = """
@@ -345,139 +427,6 @@ class Queries:
             **self._rows(query)[0],
         )
 
-    def reasons(self) -> Few:
-        """Return the most frequent reasons for moves."""
-        query = """
-            SELECT said AS text, min(reason) AS example, count(*) AS count,
-                count_if(result = 'done') AS done, quantile_disc(pause_ms, 0.5) AS pause_p50_ms,
-                count(*) OVER () AS found
-            FROM moves GROUP BY said ORDER BY count DESC, text LIMIT $most
-        """
-        return self._few(query, most=figures.REASONS_MAX)
-
-    def bundle_moves(self) -> Few:
-        """Return the bundles that moved most often, with their most frequent reasons."""
-        query = """
-            WITH of_reason AS (
-                SELECT bundle, said, count(*) AS count, sum(pause_ms) AS pause_sum_ms
-                FROM moves GROUP BY ALL
-            ), ranked AS (
-                SELECT *, row_number() OVER (PARTITION BY bundle ORDER BY count DESC, said) AS place
-                FROM of_reason
-            )
-            SELECT bundle, sum(count)::BIGINT AS count,
-                coalesce(sum(pause_sum_ms), 0)::BIGINT AS pause_sum_ms,
-                list((said, count) ORDER BY place) FILTER (place <= $each) AS reasons,
-                count(*) OVER () AS found
-            FROM ranked GROUP BY bundle ORDER BY 2 DESC, 3 DESC, bundle LIMIT $most
-        """
-        return self._few(query, most=figures.MOVERS_MAX, each=figures.REASONS_EACH_MAX)
-
-    def broker_moves(self) -> Few:
-        """Return the brokers with the most moves to and from them."""
-        query = """
-            SELECT broker, count_if(side = 'gave' AND went) AS gave,
-                count_if(side = 'got' AND went) AS got, count_if(NOT went) AS failed,
-                count(*) OVER () AS found
-            FROM (
-                SELECT broker, side, coalesce(result IN ('done', 'unloaded'), FALSE) AS went
-                FROM moves UNPIVOT (broker FOR side IN (source AS gave, destination AS got))
-            ) GROUP BY broker ORDER BY count(*) DESC, broker LIMIT $most
-        """
-        return self._few(query, most=figures.MOVERS_MAX)
-
-    # --- deaths, splits, merges, decisions
-    # ---------------------------------------------------------------------------------------------
-
-    def deaths(self) -> Few:
-        """Return the latest ends of brokers in log order, with the time until their bundles had
-        owners again.
-        """
-        query = """
-            WITH ends AS (
-                SELECT log_offset, epoch_ms(logged_at) AS at_ms, event AS kind, publisher, broker,
-                    count(*) OVER () AS found
-                FROM all_broker_events
-                WHERE within(logged_at) AND event IN ('down', 'left', 'replaced')
-                ORDER BY log_offset DESC LIMIT $most
-            ), lost AS (
-                SELECT log_offset, bundle FROM steps SEMI JOIN ends USING (log_offset)
-                WHERE server_before IS NOT NULL AND server_after IS NULL
-                    AND phase_after IS NOT NULL
-            ), healed AS (
-                SELECT lost.*, min(ms) AS ms FROM lost LEFT JOIN steps
-                    ON steps.bundle = lost.bundle AND steps.log_offset > lost.log_offset
-                    AND (server_after IS NOT NULL OR phase_after IS NULL)
-                GROUP BY ALL
-            )
-            SELECT broker, kind, at_ms, log_offset AS "offset", publisher, found,
-                count(bundle) AS bundles, count(bundle) - count(ms) AS waiting,
-                max(ms - at_ms) AS healed_ms
-            FROM ends LEFT JOIN healed USING (log_offset) GROUP BY ALL ORDER BY log_offset
-        """
-        found = self._few(query, most=figures.DEATHS_MAX)
-        return found if found.count else self._takeovers()
-
-    def splits_and_merges(self) -> Few:
-        """Return the latest splits and merges in log order."""
-        query = """
-            SELECT * EXCLUDE (ended, began) FROM (
-                SELECT any_value(kind) AS kind, epoch_ms(any_value(logged_at)) AS at_ms,
-                    log_offset AS "offset", any_value(publisher) AS publisher,
-                    any_value(reason) AS reason,
-                    list(DISTINCT bundle ORDER BY bundle) FILTER (phase_after IS NULL) AS ended,
-                    list(DISTINCT bundle ORDER BY bundle)
-                        FILTER (phase_before IS NULL AND phase_after IS NOT NULL) AS began,
-                    ended[:$parts] AS before, len(ended) AS before_count,
-                    began[:$parts] AS after, len(began) AS after_count,
-                    count(*) OVER () AS found
-                FROM steps WHERE within(logged_at) AND kind IN ('split', 'merge')
-                GROUP BY log_offset HAVING before_count > 0 AND after_count > 0
-                ORDER BY log_offset DESC LIMIT $most
-            ) ORDER BY "offset"
-        """
-        return self._few(query, parts=figures.PARTS_MAX, most=figures.SPLITS_AND_MERGES_MAX)
-
-    def decisions(self) -> Few:
-        """Count the results of the balancing rounds, most frequent first."""
-        query = """
-            SELECT coalesce(kind, '?') AS kind, coalesce(strategy, '?') AS strategy,
-                coalesce(result, '?') AS result, coalesce(cause, '?') AS cause,
-                count(*) AS count, count(*) OVER () AS found
-            FROM decisions WHERE kind IS DISTINCT FROM 'outcome'
-            GROUP BY ALL ORDER BY count DESC, 1, 2, 3, 4 LIMIT $most
-        """
-        return self._few(query, most=figures.DECISIONS_MAX)
-
-    def _takeovers(self) -> Few:
-        """Return the deaths in a Pulsar cluster. No record states one: the leader takes the bundles
-        of the broker one by one.
-        """
-        query = """
-            WITH taken AS (
-                SELECT broker, bundle, log_offset, epoch_ms(logged_at) AS ms
-                FROM all_intervals WHERE within(logged_at) AND how = 'died'
-            ), marked AS (
-                SELECT *, coalesce(
-                    ms - lag(ms) OVER (PARTITION BY broker ORDER BY ms) >= $break_ms,
-                    FALSE) AS is_new
-                FROM taken
-            ), numbered AS (
-                SELECT *, count_if(is_new) OVER (PARTITION BY broker ORDER BY ms) AS number
-                FROM marked
-            )
-            FROM (
-                SELECT broker, 'down' AS kind, min(ms) AS at_ms, min(log_offset) AS "offset",
-                    NULL AS publisher, count(DISTINCT bundle) AS bundles, 0 AS waiting,
-                    max(ms) - min(ms) AS healed_ms, count(*) OVER () AS found
-                FROM numbered GROUP BY broker, number ORDER BY "offset" DESC LIMIT $most
-            ) ORDER BY "offset"
-        """
-        return self._few(query, break_ms=_TAKEOVER_MS, most=figures.DEATHS_MAX)
-
-    # --- rows
-    # ----------------------------------------------------------------------------------------------
-
     def _rows(self, query: str, **parameters: object) -> list[dict[str, Any]]:
         result = self._db.execute(query, parameters)
         names = [column[0] for column in result.description]
@@ -487,11 +436,7 @@ class Queries:
         )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _all(self, query: str, **parameters: object) -> tuple[Row, ...]:
-        return tuple(Row(**row) for row in self._rows(query, **parameters))
-
-    def _few(self, query: str, **parameters: object) -> Few:
-        """Return the first rows. Their column `found` has the count of all."""
-        rows = self._rows(query, **parameters)
-        counts = [row.pop("found") for row in rows]
+    def _few(self, query: str) -> Few:
+        rows = self._rows(query)
+        counts = [row.pop("found", 0) for row in rows]
         return Few(shown=tuple(Row(**row) for row in rows), count=max(counts, default=0))

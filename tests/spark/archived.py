@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
+from equipoise.spark_jobs.sources.reading import Reading
 from equipoise.spark_jobs.tables.arrow import emitted_table
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables
@@ -30,6 +32,11 @@ def writer_of(place: Path | str, *, writer: str = "archive", log: str = LOG) -> 
 def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
     """Return rows as a writer gets them."""
     return emitted_table(list(emitted))
+
+
+def reading_of(url: str) -> Reading:
+    """Read a log as the plain processes do."""
+    return Reading(url, entries_max=reading.ENTRIES_MAX, bytes_max=reading.BYTES_MAX)
 
 
 def arrivals_of(

@@ -15,18 +15,15 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
 from equipoise.spark_jobs.plain.audit import run_audit as run_plain_audit
-from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.repeats import times
-from tests.spark.archived import writer_of
 from tests.spark.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark.spark_logs import WrittenStream
 
@@ -132,23 +129,3 @@ def test_findings_after_kills_are_those_of_an_undisturbed_audit(
     )
     assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
     assert injected == len(kept(tmp_path / "log.observations"))
-
-
-def test_an_archive_of_another_process_or_log_is_refused(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
-    write_log(url, records=100)
-    options = AuditOptions(log_url=url, archive=archive, to_end=True)
-    with (
-        closing(open_log(url)) as log,
-        writer_of(archive, writer="audit", log=log.identity),
-        pytest.raises(ArchiveInUse),
-    ):
-        run_audit(options, Said().screen())
-    (tmp_path / "other").mkdir()
-    Reach(audited=0, end=0).keep(tmp_path / "other", log="another", url=url)
-    with pytest.raises(OperatorError, match="belongs to the log another"):
-        run_audit(
-            AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen()
-        )

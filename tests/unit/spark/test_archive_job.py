@@ -10,12 +10,11 @@ import pytest
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive import job
-from equipoise.spark_jobs.plain.reading import open_reading
 from equipoise.spark_jobs.sequence.rows import Table, row_beside
 from equipoise.spark_jobs.sequence.sequence import STATE_KEY
 from equipoise.spark_jobs.sources.folds import FoldStream
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from tests.spark.archived import as_rows, writer_of
+from tests.spark.archived import as_rows, reading_of, writer_of
 from tests.spark.spark_logs import WrittenStream
 
 
@@ -32,7 +31,7 @@ def test_a_run_ends_with_the_state_of_its_last_row(
     def run_folds(_options: object, stream: FoldStream, _watch: object) -> None:
         sequence = stream.make(0)
         sequence.restore(stream.state)
-        with closing(open_reading(url)) as reads:
+        with closing(reading_of(url)) as reads:
             rows = list(sequence.feed(reads.batch({}).arrivals))
         state = (row_beside(Table.STATE, *each) for each in sequence.changed_rows())
         stream.take(0, as_rows([*rows, *state]))

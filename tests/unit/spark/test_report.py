@@ -29,7 +29,7 @@ from equipoise.spark_jobs.report.figures import (
     pause_bar_ms,
     period_shown,
 )
-from equipoise.spark_jobs.sources.channel_files import TIME_MS_MAX
+from equipoise.spark_jobs.sources.reading import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
 HOUR_MS = 3_600_000

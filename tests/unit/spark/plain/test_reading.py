@@ -10,11 +10,13 @@ import pytest
 from equipoise.channel.core.errors import CallerError, LogNotBegun, OperatorError
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log
-from equipoise.spark_jobs.plain import reading
-from equipoise.spark_jobs.plain.reading import Reading, open_reading
+from equipoise.spark_jobs.plain import reading as plain
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source
-from equipoise.spark_jobs.sources.channel_files import BEGINNING, COMPANIONS
+from equipoise.spark_jobs.sources import reading
+from equipoise.spark_jobs.sources.reading import COMPANIONS, Reading
+from equipoise.spark_jobs.sources.sqlite_source import BEGINNING
 from tests.kafka.fixtures import Kafka
+from tests.spark.archived import reading_of
 
 LONG_MS = 20_000
 
@@ -37,20 +39,9 @@ def batches(opened: Reading, begin: Positions, until: Positions | None) -> list[
     return found
 
 
-def test_a_batch_ends_at_a_number_of_entries_or_bytes(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "ENTRIES_MAX", 4)
-    with closing(open_reading(url)) as opened:
-        assert [4, 4, 2] == [len(each) for each in batches(opened, BEGINNING, opened.ends())]
-    monkeypatch.setattr(reading, "BYTES_MAX", 25)
-    with closing(open_reading(url)) as opened:
-        assert [2] * 5 == [len(each) for each in batches(opened, BEGINNING, None)]
-
-
 def test_entries_have_the_times_of_their_appends_and_notes_come_after_them(url: str) -> None:
     open_side_log(url, COMPANIONS[Source.DECISIONS]).append([Document("x", b"{}")])
-    with closing(open_reading(url)) as opened:
+    with closing(reading_of(url)) as opened:
         ((*channel, note),) = batches(opened, BEGINNING, None)
         assert [*range(1, 11)] == [arrival.offset for arrival in channel]
         assert all(0 < arrival.at_ms <= note.at_ms for arrival in channel)
@@ -59,7 +50,7 @@ def test_entries_have_the_times_of_their_appends_and_notes_come_after_them(url: 
 
 
 def test_a_wait_ends_with_the_next_entry(url: str) -> None:
-    with closing(open_reading(url)) as opened, closing(open_log(url)) as log:
+    with closing(reading_of(url)) as opened, closing(open_log(url)) as log:
         assert not opened.wait(11, timeout_ms=0)
         log.append([b"next"], timeout_ms=1_000)
         assert opened.wait(11, timeout_ms=LONG_MS)
@@ -67,9 +58,9 @@ def test_a_wait_ends_with_the_next_entry(url: str) -> None:
 
 def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(LogNotBegun):
-        open_reading(f"sqlite:{tmp_path}/none")
+        reading_of(f"sqlite:{tmp_path}/none")
     with pytest.raises(CallerError, match="lives in one process"):
-        open_reading("memory:log")
+        reading_of("memory:log")
 
 
 class OtherTopic:
@@ -86,17 +77,17 @@ def test_another_topic_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPat
     other = OtherTopic()
     monkeypatch.setattr(reading, "open_log", lambda _url, *, create: other)
     with pytest.raises(OperatorError, match=r"is not the one .* \(new, expected old\)"):
-        open_reading("kafka://nowhere.test/topic", identity="old")
+        Reading("kafka://nowhere.test/topic", identity="old", entries_max=1, bytes_max=1)
     assert not other.is_open
 
 
 @pytest.mark.integration
 def test_a_topic_is_read_as_a_file_is(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ENTRIES_MAX", 4)
+    monkeypatch.setattr(plain, "ENTRIES_MAX", 4)
     topic = kafka.topic("reading")
     kafka.topics.append(f"{topic}-decisions")
     url = f"kafka://{kafka.address}/{topic}"
-    with closing(open_log(url)) as log, closing(open_reading(url)) as opened:
+    with closing(open_log(url)) as log, closing(reading_of(url)) as opened:
         log.append([b"%d" % number for number in range(10)], timeout_ms=LONG_MS)
         with closing(open_side_log(url, COMPANIONS[Source.DECISIONS])) as decisions:
             decisions.append([Document("x", b"{}")])
