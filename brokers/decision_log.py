@@ -7,7 +7,7 @@ so that readers skip it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Final
@@ -24,6 +24,10 @@ from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 
 _SEARCHED_MAX: Final = 1_000
 """Decisions searched for what became of a bundle: some hours."""
+
+_BETWEEN_ROUNDS_MAX: Final = 100
+"""Decisions searched for the newest of each kind: between two rounds of the leader, all brokers
+record their splits and merges."""
 
 _idle: Final = TypeAdapter(Idle)
 
@@ -49,6 +53,16 @@ def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
     with closing(open_side_log(log_url, DECISIONS)) as documents:
         found = [decode(each.value or b"") for each in newest(documents, at_most)]
     return [decision for decision in found if decision is not None]
+
+
+def newest_by_kind(log_url: str) -> Mapping[Kind, Decision]:
+    """Return the newest decision of each kind, for plans. They do not need them, so if the side log
+    cannot be read, there are none.
+    """
+    try:
+        return {each.kind: each for each in newest_decisions(log_url, _BETWEEN_ROUNDS_MAX)}
+    except PeerError:
+        return {}
 
 
 class DecisionTail:

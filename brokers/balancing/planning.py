@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from equipoise.brokers.balancing.controls import controls_in
-from equipoise.brokers.balancing.decisions import STAYS_MAX, Kind
+from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, Kind
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.forecast import Forecast, forecast_of
 from equipoise.brokers.balancing.placement import Placement, believed, places_elsewhere
@@ -87,12 +87,12 @@ def cluster_snapshot_of(
     known = tuple(loads)
     plausible = believed({load.broker: load for load in known})
     destinations = Destinations(view, loads=plausible, rules=settings.placement)
-    age_ms_max = _age_ms_max(settings)
+    oldest_ms = age_ms_max(settings)
     snapshot = take(
         view,
         known,
         now_ms=now_ms,
-        age_ms_max=age_ms_max,
+        age_ms_max=oldest_ms,
         resting=resting,
         apart={**(returning or {}), **destinations.maintained},
         frozen=controls_in(view, now_ms).why_frozen,
@@ -101,10 +101,10 @@ def cluster_snapshot_of(
     silent = {
         load.broker: (
             f"its last load report was made {format_age(now_ms - load.at_ms)} (limit:"
-            f" {format_duration(age_ms_max)})"
+            f" {format_duration(oldest_ms)})"
         )
         for load in known
-        if load.broker in snapshot.live and abs(now_ms - load.at_ms) > age_ms_max
+        if load.broker in snapshot.live and abs(now_ms - load.at_ms) > oldest_ms
     }
     snapshot = replace(
         snapshot,
@@ -124,11 +124,12 @@ def fresh(loads: Iterable[Load], settings: BalancingSettings, *, now_ms: int) ->
     Without this check, a broker that was idle when its reports stopped would get every bundle. An
     unknown broker counts as the mean.
     """
-    age_ms_max = _age_ms_max(settings)
-    return {load.broker: load for load in loads if abs(now_ms - load.at_ms) <= age_ms_max}
+    oldest_ms = age_ms_max(settings)
+    return {load.broker: load for load in loads if abs(now_ms - load.at_ms) <= oldest_ms}
 
 
-def _age_ms_max(settings: BalancingSettings) -> int:
+def age_ms_max(settings: BalancingSettings) -> int:
+    """Return how old the last report of a broker that takes part may be."""
     reports = settings.reports
     return _REPORTS_MISSED * max(
         reports.interval_max_ms, reports.interval_min_ms, reports.sample_interval_ms
@@ -456,19 +457,29 @@ def foreseen(
     settings: BalancingSettings,
     placement: Placement,
     *,
-    budget: Budget | None = None,
-    at_ms: int = 0,
+    last: Decision | None = None,
 ) -> tuple[str, Forecast]:
     """Return the strategy of the next round, as in `BalancingRound.strategy`, and what the round
-    would do if it were due. `budget`: the leader's after its last round, at `at_ms`, if known.
+    would do if it were due. `last`: the last round that was decided, for the budget that is left.
     """
     snapshot, policy = cluster.snapshot, settings.policy
-    due = policy.as_if_due(snapshot, budget, at_ms)
+    due = policy.as_if_due(snapshot, *_budget(cluster.destinations.view, last))
     planned = plan_round(cluster, settings, placement, memory=due)
     placed = _placed(cluster.destinations.view, planned.plan, placement)
     return planned.strategy, forecast_of(
         snapshot, planned.plan, measure=policy.measure, placed=placed
     )
+
+
+def _budget(view: View, last: Decision | None) -> tuple[Budget | None, int]:
+    """Return the budget of moved load and its time, if the present leader made the last decision
+    since it joined.
+    """
+    leader = view.leader()
+    if leader is None or last is None or last.broker != leader.broker:
+        return None, 0
+    is_its_own = last.at_ms >= leader.joined.timestamp_ms
+    return (last.plan.budget, last.at_ms) if is_its_own else (None, 0)
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:

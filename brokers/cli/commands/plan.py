@@ -8,14 +8,12 @@ without a broker.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from shlex import quote
 from typing import Annotated
 
 import typer
 
 from equipoise.brokers.balancing.controls import standing_controls
-from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
 from equipoise.brokers.balancing.saved_plans import read_plan, saved_plan
@@ -38,13 +36,12 @@ from equipoise.brokers.cli.commands.forecasts import (
 )
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json
-from equipoise.brokers.decision_log import newest_decisions
+from equipoise.brokers.decision_log import newest_by_kind
 from equipoise.brokers.errors import no_fresh_load
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.channel.core.errors import OperatorError, PeerError
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import why_unserved
-from equipoise.shedder.plan import Budget
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
 
@@ -84,14 +81,13 @@ def plan(
         return
     given, base = options.given(shedder), options.base(BalancingSettings())
     with admin.reading() as access:
-        view, newest = access.view, _newest_decisions(admin.log)
+        view, newest = access.view, newest_by_kind(admin.log)
         settings = with_values(settings_in(view, base), given)
         loads = LoadBus(admin.log).latest()
         now_ms = time.time_ns() // 1_000_000
         cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
-        budget, at_ms = _budget(view, newest.get("shed"))
-        strategy, forecast = foreseen(cluster, settings, placement, budget=budget, at_ms=at_ms)
+        strategy, forecast = foreseen(cluster, settings, placement, last=newest.get("shed"))
         saved = saved_plan(view, forecast.plan, settings.balancing)
         seen = ForecastBasis(
             plan=saved.id,
@@ -117,30 +113,6 @@ def plan(
 def _leader(view: View) -> str | None:
     leader = view.leader()
     return None if leader is None else leader.broker
-
-
-def _budget(view: View, decision: Decision | None) -> tuple[Budget | None, int]:
-    """Return the leader's budget of moved load and its time, if its last decision has it."""
-    leader = view.leader()
-    if leader is None or decision is None or decision.broker != leader.broker:
-        return None, 0
-    is_its_own = decision.at_ms >= leader.joined.timestamp_ms
-    return (decision.plan.budget, decision.at_ms) if is_its_own else (None, 0)
-
-
-def _newest_decisions(log: str) -> Mapping[Kind, Decision]:
-    """Return the newest decision of each kind. Unreadable decisions count as none, because a plan
-    does not need them.
-    """
-    try:
-        return {decision.kind: decision for decision in newest_decisions(log, _SEARCHED)}
-    except PeerError:
-        return {}
-
-
-# How many decisions to search: between two rounds of the leader, all brokers record their splits
-# and merges.
-_SEARCHED = 100
 
 
 def _without_load(log: str, forecast: Forecast) -> OperatorError:

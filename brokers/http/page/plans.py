@@ -16,11 +16,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from equipoise.brokers.balancing.forecast import Forecast, Standing
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
-from equipoise.brokers.balancing.settings.balancing_settings import (
-    BalancingSettings,
-    placement_of,
-)
+from equipoise.brokers.balancing.settings.balancing_settings import placement_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.decision_log import newest_by_kind
 from equipoise.brokers.errors import invalid_request
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
@@ -28,6 +26,7 @@ from equipoise.brokers.http.bodies import required_body_of
 from equipoise.brokers.http.page.sections import rounded
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.operations.applying import apply_next, check_unchanged, outcome_sentence
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
@@ -70,10 +69,10 @@ class Plans(Admin):
         async with self._lock:
             self._bus = self._bus or LoadBus(worker.config.log_url)
             loads = await asyncio.to_thread(self._bus.latest)
-            now_ms, base = worker.clock.now().wall_ms, worker.config.base_settings
+            now_ms, config = worker.clock.now().wall_ms, worker.config
             # As rounds are planned: 100,000 bundles take half a second, and the fold goes on.
             return json_answer(
-                await asyncio.to_thread(_planned, view.copy(), loads, base, now_ms=now_ms)
+                await asyncio.to_thread(_planned, view.copy(), loads, config, now_ms=now_ms)
             )
 
     async def apply(self, request: web.Request) -> web.Response:
@@ -104,12 +103,13 @@ class Plans(Admin):
 
 
 def _planned(
-    view: View, loads: Sequence[Load], base: BalancingSettings, *, now_ms: int
+    view: View, loads: Sequence[Load], config: WorkerConfig, *, now_ms: int
 ) -> dict[str, object]:
-    settings = settings_in(view, base)
+    settings = settings_in(view, config.base_settings)
     cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
     placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
-    strategy, forecast = foreseen(cluster, settings, placement)
+    last = newest_by_kind(config.log_url).get("shed")
+    strategy, forecast = foreseen(cluster, settings, placement, last=last)
     saved = saved_plan(view, forecast.plan, settings.balancing)
     return {"at_ms": now_ms, "strategy": strategy, **_document(saved, forecast)}
 

@@ -42,6 +42,7 @@ from equipoise.shedder.snapshot import Candidates, Since, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, give, load, ruled_channel, set_policy
+from tests.decisions import idle, with_plan
 from tests.load.loaded import sample, uneven_channel
 from tests.shedding import plan_of
 
@@ -213,10 +214,13 @@ def test_a_forecast_acts_where_the_leader_would_wait() -> None:
 def test_a_forecast_keeps_to_the_budget_that_the_leader_has_left() -> None:
     settings = BalancingSettings()
     cluster = seen(uneven_channel(), settings)
-    left = Budget(most=1.0, used=0.75)
-    _, forecast = foreseen(cluster, settings, LeastCost(), budget=left, at_ms=NOW_MS)
-    assert forecast.plan.budget is not None
-    assert 0.75 <= forecast.plan.budget.used
+    last = with_plan(idle(NOW_MS), budget=Budget(most=1.0, used=0.75))
+    used = []
+    for each in (last, replace(last, broker="b"), replace(last, at_ms=0), None):
+        _, forecast = foreseen(cluster, settings, LeastCost(), last=each)
+        assert forecast.plan.budget is not None
+        used.append(forecast.plan.budget.used >= 0.75)
+    assert [True, False, False, False] == used, "only what it decided since it joined"
 
 
 def test_placement_chooses_another_broker_than_the_owner() -> None:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64decode
 from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.brokers.http.page import plans
 from equipoise.brokers.http.page.files import _contents
 from equipoise.brokers.http.page.sections import changes, rounded
 from equipoise.brokers.http.page.strips import SHADE_MAX, Strip, Weighed, shade_of
 from equipoise.brokers.http.page.weighing import SHARE, Budget
 from equipoise.brokers.load.bus import LoadBus
+from equipoise.brokers.operations.access import opened
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.shedder.loads import BundleTraffic, Load
+from tests.unit.cli.worlds import WORLDS
 from tests.unit.http.cluster import (
     NAMESPACE,
+    PATIENCE_MS,
     Broker,
     Cluster,
     post,
@@ -230,6 +238,19 @@ async def test_the_history_of_a_bundle_has_its_records_and_its_load(cluster: Clu
     assert (0, 0, 2) == (found["known_from"], found["left_out"], len(found["ending"]))
     assert [(other.id, 0.25)] == [(broker, cost) for _, broker, cost in found["loads"]]
     assert (412, "InvalidName") == told(await owner.get("/v1/bundle/acme/shop/x/history"))
+
+
+@pytest.mark.parametrize(("world", "moves"), [("budget of another used", 2), ("budget used", 0)])
+def test_a_plan_counts_the_budget_that_the_leader_has_used(
+    world: str, moves: int, tmp_path: Path
+) -> None:
+    """As `equipoise plan` does. Otherwise it would promise moves that no round makes."""
+    log_url = WORLDS[world](tmp_path)
+    config = WorkerConfig(log_url=log_url, data_dir=tmp_path)
+    with opened(log_url, timeout_ms=PATIENCE_MS) as access:
+        loads, now_ms = LoadBus(log_url).latest(), time.time_ns() // 1_000_000
+        plan: Any = plans._planned(access.view, loads, config, now_ms=now_ms)  # noqa: SLF001
+    assert (moves, moves == 0) == (len(plan["moves"]), "is used up" in (plan["idle"] or ""))
 
 
 @with_cluster(brokers=2)
