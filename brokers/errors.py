@@ -210,15 +210,14 @@ def unknown_setting(*, setting: str, nearest: str | None) -> NotFound:
     )
 
 
-def unreadable_load(*, what: str, problem: str) -> PeerError:
-    """Return the error for a message on the load bus that is no load. `what` was expected
-    (`report`, `bundle`). Its sender counts as having reported nothing.
+def unreadable_load(problem: str) -> PeerError:
+    """Return the error for a message on the load bus that is no load. Its sender counts as having
+    reported nothing.
     """
     return PeerError(
-        f"a {what} of load cannot be read: {problem}; look for who writes it, and with which"
+        f"a report of load cannot be read: {problem}; look for who writes it, and with which"
         " version",
         code="UnreadableLoad",
-        what=what,
         problem=problem,
     )
 

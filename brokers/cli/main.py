@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 GROUPS: Final = {
     "broker": ("equipoise.brokers.cli.commands.broker", "Run one broker in the foreground."),
-    "load-worker": (
-        "equipoise.brokers.cli.commands.broker:load_worker_app",
-        "Average the load of a cluster on Kafka.",
-    ),
     "up": ("equipoise.brokers.cli.commands.up", "Run a cluster of brokers on this machine."),
     "namespaces": (
         "equipoise.brokers.cli.commands.namespaces",

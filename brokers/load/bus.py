@@ -1,11 +1,7 @@
-"""Carry load reports between brokers, through side logs beside the channel's log.
+"""Carry load reports between brokers, through a side log beside the channel's log.
 
-Without Kafka the broker that reports also makes the averages. On Kafka load workers do
-(`brokers.load.worker`), within milliseconds; without workers, loads grow old, which their age
-shows.
-
-The side logs keep reports, and what load workers share. The first broker or load worker creates
-their topics; existing ones stay as they are. Ownership never depends on their content.
+Each broker publishes its own load, with averages over its earlier reports. The first broker creates
+the side log; an existing one stays as it is. Ownership never depends on its content.
 """
 
 from __future__ import annotations
@@ -17,61 +13,20 @@ from typing import Final
 
 from equipoise.brokers.load.documents import LOAD_BYTES_MAX, decode_load, encode_load, light
 from equipoise.channel.core.errors import PeerError
-from equipoise.channel.core.side_log import Document, SideLog, SideTopic, read_on
+from equipoise.channel.core.side_log import Document, SideTopic, read_on
 from equipoise.channel.log.open_log import open_side_log
-from equipoise.shedder.loads import Load, averaged
-
-PARTITIONS: Final = 8
-"""Partitions of each topic that load workers share: the most workers that can be busy at once."""
-
-PASSING_KEPT_MS: Final = 600_000
-"""How long samples and messages between workers are kept. Workers that were all away for longer
-start from the brokers' current state."""
-
-SUMMARIES_KEPT_MS: Final = 3_600_000
-"""A broker without a report for an hour is gone."""
+from equipoise.shedder.loads import BundleTraffic, Load, averaged, blended, kept_share
 
 LOADS: Final = SideTopic(
     name="loads",
     content="the load bus",
     consequence="nothing is balanced until that is mended",
-    kept_ms=SUMMARIES_KEPT_MS,
+    kept_ms=3_600_000,  # A broker without a report for an hour is gone.
     rows_max=100_000,  # 100 to 200 MB, a day of three brokers.
     cleanup="compact,delete",
     document_bytes_max=LOAD_BYTES_MAX,
 )
-"""Loads with averages, by broker, for brokers. One partition, since readers want all of them."""
-
-SAMPLES: Final = replace(
-    LOADS, name="samples", kept_ms=PASSING_KEPT_MS, cleanup="delete", partitions=PARTITIONS
-)
-"""Samples of brokers, by broker, for load workers. Only on Kafka."""
-
-
-def worker_topics(partitions: int) -> dict[str, SideTopic]:
-    """Return the topics that only load workers use, by purpose.
-
-    * `sightings`: which bundles were seen at which broker, by bundle.
-    * `handovers`: averages of bundles that moved, in the partition of the new broker's samples.
-    * `brokers`, `bundles`: the changelogs of the workers' tables.
-    """
-    passing = replace(SAMPLES, partitions=partitions)
-    # No retention by age: Faust cannot restore a table from a partition emptied like that. Workers
-    # delete old rows.
-    table = replace(LOADS, partitions=partitions, cleanup="compact")
-    return {
-        "sightings": replace(passing, name="load-sightings"),
-        "handovers": replace(passing, name="load-handovers"),
-        "brokers": replace(table, name="load-brokers-changelog"),
-        "bundles": replace(table, name="load-bundles-changelog"),
-    }
-
-
-def group_of(log: str) -> str:
-    """Return the consumer group of all load workers of the log on the topic `log`. The names of
-    their tables begin with it.
-    """
-    return f"{log}-load"
+"""Loads with averages, by broker."""
 
 
 class LoadBus:
@@ -89,31 +44,40 @@ class LoadBus:
     def __init__(self, log_url: str) -> None:
         """Raises what `open_side_log` raises."""
         self._loads = open_side_log(log_url, LOADS)
-        self._samples: SideLog | None = (
-            open_side_log(log_url, SAMPLES) if log_url.startswith("kafka:") else None
-        )
         self._position: int | None = None
         # By broker, with the time when it came.
         self._latest: dict[str, tuple[int, Load]] = {}
+        # By bundle, as the broker that reported it last has it.
+        self._bundles: dict[str, tuple[Load, BundleTraffic]] = {}
 
     def publish(self, load: Load) -> None:
-        """Publish what a broker has measured, as `light` leaves it."""
-        load = light(load)
-        if self._samples is not None:
-            self._samples.append([Document(load.broker, encode_load(load))])
-            return
+        """Publish what a broker has measured, as `light` leaves it, with averages."""
         self._read_on()
+        load = light(load)
         _, before = self._latest.get(load.broker, (0, None))
-        self._loads.append([Document(load.broker, encode_load(averaged(before, load)))])
+        found = averaged(before, load)
+        bundles = tuple(self._continued(bundle, load) for bundle in found.bundles)
+        document = encode_load(replace(found, bundles=bundles))
+        self._loads.append([Document(load.broker, document)])
 
     def withdraw(self, broker: str) -> None:
         """Remove the reports of a broker that leaves."""
-        (self._samples or self._loads).append([Document(broker, None)])
+        self._loads.append([Document(broker, None)])
 
     def latest(self) -> Sequence[Load]:
         """Return the latest load of each broker, ordered by id, without unreadable ones."""
         self._read_on()
         return [self._latest[broker][1] for broker in sorted(self._latest)]
+
+    def _continued(self, bundle: BundleTraffic, load: Load) -> BundleTraffic:
+        """Return a bundle with the average that it had at another broker, if that reported it
+        last: it has moved.
+        """
+        last, former = self._bundles.get(bundle.bundle, (load, None))
+        if last.broker == load.broker:
+            return bundle
+        kept = kept_share(load.history, elapsed_ms=load.at_ms - last.at_ms)
+        return blended(former, bundle, kept=kept)
 
     def _read_on(self) -> None:
         oldest_ms = time.time_ns() // 1_000_000 - LOADS.kept_ms
@@ -128,9 +92,15 @@ class LoadBus:
         self._position = position  # Not before: what an error interrupts is read again.
         for broker, kept in newest.items():
             try:
-                self._latest[broker] = kept.at_ms, decode_load(kept.value or b"")
+                load = decode_load(kept.value or b"")
             except PeerError:
                 self._latest.pop(broker, None)
+                continue
+            self._latest[broker] = kept.at_ms, load
+            self._bundles |= {bundle.bundle: (load, bundle) for bundle in load.bundles}
         self._latest = {
             broker: kept for broker, kept in self._latest.items() if kept[0] > oldest_ms
+        }
+        self._bundles = {
+            bundle: seen for bundle, seen in self._bundles.items() if seen[0].at_ms > oldest_ms
         }

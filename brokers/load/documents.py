@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, fields, replace
-from typing import Final, TypeVar
+from typing import Final
 
 import orjson
 
@@ -69,8 +68,6 @@ _COLUMN_CHARACTERS_MAX: Final = 4 * ((COSTS_MAX * ENTRY_BYTES + 2) // 3)
 _DOUBLE_BYTES: Final = 8
 _SUMS_CHARACTERS: Final = 4 * ((SUMS * _DOUBLE_BYTES + 2) // 3)
 
-_Value = TypeVar("_Value")
-
 
 def light(load: Load) -> Load:
     """Return the load as its broker sends it: figures rounded, and the lightest bundles dropped if
@@ -107,7 +104,7 @@ def light(load: Load) -> Load:
     heaviest_first: list[BundleTraffic] = []
     for each in reversed(load.bundles):  # Rounded one by one, since thousands may not fit.
         bundle = replace(each, traffic=_rounded_traffic(each.traffic), cost=_rounded(each.cost))
-        room -= len(encode_bundle(bundle)) + 1  # The comma.
+        room -= len(orjson.dumps(_row_of_bundle(bundle))) + 1  # The comma.
         if room < 0:
             break
         heaviest_first.append(bundle)
@@ -143,26 +140,12 @@ def encode_load(load: Load) -> bytes:
     )
 
 
-def encode_bundle(bundle: BundleTraffic) -> bytes:
-    """Encode one bundle."""
-    return orjson.dumps(_row_of_bundle(bundle))
-
-
 def decode_load(data: bytes) -> Load:
     """Decode what `encode_load` encoded. Raises `PeerError` for anything else."""
-    return _parsed(data, "report", _load)
-
-
-def decode_bundle(data: bytes) -> BundleTraffic:
-    """Decode what `encode_bundle` encoded. Raises `PeerError` for anything else."""
-    return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
-
-
-def _parsed(data: bytes, what: str, read: Callable[[object], _Value]) -> _Value:
     try:
-        return read(orjson.loads(data))
+        return _load(orjson.loads(data))
     except (orjson.JSONDecodeError, MalformedError) as error:
-        raise unreadable_load(what=what, problem=str(error)) from None
+        raise unreadable_load(str(error)) from None
 
 
 def _load(document: object) -> Load:
@@ -191,7 +174,7 @@ def _load(document: object) -> Load:
         cpu_problem=optional_text(raw, "cpu_problem"),
         column=_in_base64(raw, "column", _COLUMN_CHARACTERS_MAX),
         bundles=_bundles(raw),
-        history=history_in(raw),
+        history=_history(raw),
     )
 
 
@@ -213,8 +196,7 @@ def _declared(row: object) -> Declared:
     )
 
 
-def history_in(raw: Raw) -> float:
-    """Return the `history` of a document. Raises `MalformedError`."""
+def _history(raw: Raw) -> float:
     history = _figure(raw.get("history"), "history")
     return history if 0 <= history <= 1 else fail("history must be a share from 0 to 1")
 
@@ -247,21 +229,21 @@ def _bundles(raw: Raw) -> tuple[BundleTraffic, ...]:
     rows = raw.get("bundles")
     if not isinstance(rows, list):
         fail("bundles must be a list")
-    bundles = tuple(_bundle(row, "each of bundles") for row in rows)
+    bundles = tuple(_bundle(row) for row in rows)
     if len({bundle.bundle for bundle in bundles}) < len(bundles):
         fail("bundles must name each bundle once")
     return bundles
 
 
-def _bundle(document: object, what: str) -> BundleTraffic:
-    name, *row = _row(document, what, _BUNDLE_ROW)
+def _bundle(document: object) -> BundleTraffic:
+    name, *row = _row(document, "each of bundles", _BUNDLE_ROW)
     traffic, counts, cost = row[: len(RATES)], row[len(RATES) : -1], row[-1]
     open_here: Raw = dict(
         zip(("topics", "consumers", "producers", "cache_bytes"), counts, strict=True)
     )
     return BundleTraffic(
         bundle=text({"the name of a bundle": name}, "the name of a bundle", KEY_CHARACTERS_MAX),
-        traffic=_traffic(traffic, what),
+        traffic=_traffic(traffic, "each of bundles"),
         topics=integer(open_here, "topics"),
         consumers=integer(open_here, "consumers"),
         producers=integer(open_here, "producers"),

@@ -1,1 +1,1 @@
-"""Run clusters on this machine: broker processes, load workers and the demo."""
+"""Run clusters on this machine: broker processes."""

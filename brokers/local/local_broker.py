@@ -32,18 +32,112 @@ _OUTPUT_BYTES: Final = 16_384  # A traceback in a JSON line takes several kiloby
 _ERRORS: Final = ("error", "critical")
 
 
-class Program:
-    """A command of `equipoise` that runs as a process, again and again, with one output file.
-    `watch` is the thread that waits for the end of the present process.
+class LocalBroker:
+    """One broker: its place, and its processes, one after the other. `watch` is the thread that
+    waits for the end of the present one.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
+        """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`,
+        it accepts Pulsar's clients.
+        """
+        self.directory = directory
+        self.file = directory / "broker.log"
+        self.port = port
+        self.pulsar_port = pulsar_port
+        self.id = f"{HOST}:{port}"
+        self.ended = True
+        self.ready = False
+        self.end_expected = False
+        self.will_restart = False
+        self.started_at_offset = -1
         self.process: subprocess.Popen[bytes] | None = None
         self.watch: threading.Thread | None = None
+        self._starts = 0
         self._begin = 0
         self._started_ns = 0
         self._pause_ms = RESTART_MS_MIN
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and will not be restarted."""
+        return self.ended and not self.will_restart
+
+    def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
+        """Return the settings of its process. Raises `InvalidConfig` if the process would refuse
+        them.
+        """
+        own = {
+            "log_url": log_url,
+            "data_dir": self.directory,
+            "broker_id": self.id,
+            "host": HOST,
+            "http_port": self.port,
+        }
+        if self.pulsar_port is not None:
+            own["pulsar_port"] = self.pulsar_port
+        if taken := sorted(own.keys() & settings.keys()):
+            raise InvalidConfig(
+                problems=tuple(
+                    f"{setting}: it is each broker's own in a local cluster" for setting in taken
+                )
+            )
+        return WorkerConfig.model_validate({**settings, **own})
+
+    def check_port(self) -> None:
+        """Raise `OperatorError` if one of its ports is taken."""
+        for setting, port in (("http_port", self.port), ("pulsar_port", self.pulsar_port)):
+            if port is None:
+                continue
+            try:
+                socket.create_server((HOST, port)).close()
+            except OSError as error:
+                problem = str(error) if error.errno is None else os.strerror(error.errno)
+                raise cannot_listen(
+                    address=f"{HOST}:{port}", problem=problem, setting=setting
+                ) from error
+
+    def start(
+        self,
+        *,
+        log_url: str,
+        services: Sequence[str],
+        settings: Mapping[str, str | int],
+        environment: Mapping[str, str],
+        evidence: bool,
+        at_offset: int,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on
+        failure.
+        """
+        self._starts += 1
+        own = {
+            "log": log_url,
+            "data": self.directory,
+            "id": self.id,
+            "host": HOST,
+            "http-port": self.port,
+            "pulsar-port": self.pulsar_port,
+            # A new file for each process: a killed one may have left half a line.
+            "evidence": self.directory / f"accepts-{self._starts}.jsonl" if evidence else None,
+        }
+        shown = {name: value for name, value in settings.items() if name not in SECRET_VARIABLES}
+        secrets = {
+            SECRET_VARIABLES[name]: str(value)
+            for name, value in settings.items()
+            if name in SECRET_VARIABLES
+        }
+        options = [
+            *((name, value) for name, value in own.items() if value is not None),
+            *(("service", service) for service in services),
+            *(("set", f"{name}={value}") for name, value in shown.items()),
+        ]
+        words = [word for name, value in options for word in (f"--{name}", str(value))]
+        command = ["broker", "--stop-on-eof", *words]
+        self.process = self.of_process(command, {**environment, **secrets})
+        self.ended = self.ready = self.end_expected = False
+        self.started_at_offset = at_offset
+        return self.process
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -129,107 +223,6 @@ def end_of(process: subprocess.Popen[bytes]) -> int:
     assert process.stdin is not None, "it was started with one"
     process.stdin.close()
     return code
-
-
-class LocalBroker(Program):
-    """One broker: its place, and its processes."""
-
-    def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
-        """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`,
-        it accepts Pulsar's clients.
-        """
-        super().__init__(directory / "broker.log")
-        self.directory = directory
-        self.port = port
-        self.pulsar_port = pulsar_port
-        self.id = f"{HOST}:{port}"
-        self.ended = True
-        self.ready = False
-        self.end_expected = False
-        self.will_restart = False
-        self.started_at_offset = -1
-        self._starts = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended and will not be restarted."""
-        return self.ended and not self.will_restart
-
-    def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
-        """Return the settings of its process. Raises `InvalidConfig` if the process would refuse
-        them.
-        """
-        own = {
-            "log_url": log_url,
-            "data_dir": self.directory,
-            "broker_id": self.id,
-            "host": HOST,
-            "http_port": self.port,
-        }
-        if self.pulsar_port is not None:
-            own["pulsar_port"] = self.pulsar_port
-        if taken := sorted(own.keys() & settings.keys()):
-            raise InvalidConfig(
-                problems=tuple(
-                    f"{setting}: it is each broker's own in a local cluster" for setting in taken
-                )
-            )
-        return WorkerConfig.model_validate({**settings, **own})
-
-    def check_port(self) -> None:
-        """Raise `OperatorError` if one of its ports is taken."""
-        for setting, port in (("http_port", self.port), ("pulsar_port", self.pulsar_port)):
-            if port is None:
-                continue
-            try:
-                socket.create_server((HOST, port)).close()
-            except OSError as error:
-                problem = str(error) if error.errno is None else os.strerror(error.errno)
-                raise cannot_listen(
-                    address=f"{HOST}:{port}", problem=problem, setting=setting
-                ) from error
-
-    def start(
-        self,
-        *,
-        log_url: str,
-        services: Sequence[str],
-        settings: Mapping[str, str | int],
-        environment: Mapping[str, str],
-        evidence: bool,
-        at_offset: int,
-    ) -> subprocess.Popen[bytes]:
-        """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on
-        failure.
-        """
-        self._starts += 1
-        own = {
-            "log": log_url,
-            "data": self.directory,
-            "id": self.id,
-            "host": HOST,
-            "http-port": self.port,
-            "pulsar-port": self.pulsar_port,
-            # A new file for each process: a killed one may have left half a line.
-            "evidence": self.directory / f"accepts-{self._starts}.jsonl" if evidence else None,
-        }
-        shown = {name: value for name, value in settings.items() if name not in SECRET_VARIABLES}
-        secrets = {
-            SECRET_VARIABLES[name]: str(value)
-            for name, value in settings.items()
-            if name in SECRET_VARIABLES
-        }
-        options = [
-            *((name, value) for name, value in own.items() if value is not None),
-            *(("service", service) for service in services),
-            *(("set", f"{name}={value}") for name, value in shown.items()),
-        ]
-        words = [word for name, value in options for word in (f"--{name}", str(value))]
-        command = ["broker", "--stop-on-eof", *words]
-        self.process = self.of_process(command, {**environment, **secrets})
-        self.ended = self.ready = self.end_expected = False
-        self.started_at_offset = at_offset
-        return self.process
 
 
 def ports_of(

@@ -26,7 +26,6 @@ from typing import Final, Self
 
 from equipoise.brokers.errors import data_directory_unusable
 from equipoise.brokers.local.local_broker import LocalBroker, end_of, ports_of
-from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.errors import (
@@ -72,8 +71,6 @@ class EventKind(StrEnum):
     ENDED = "ended"
     DECLARED_DEAD = "declared_dead"
     STARTS_AGAIN = "starts_again"
-    LOAD_WORKER = "load_worker"
-    """A load worker started, ended or could not start."""
     UNWATCHED = "unwatched"
     """The cluster no longer follows the log, and reports neither members nor deaths."""
 
@@ -108,8 +105,6 @@ class ClusterSettings:
     * `services`, `settings`: passed to the brokers as `--service` and `--set`.
     * `restart`: restart a broker whose process ends.
     * `evidence`: each process writes `accepts-N.jsonl` to its directory.
-    * `load_workers`: how many run beside the brokers, on Kafka only. They log to
-      `directory/load-worker-i.log` and restart, unless their settings are wrong.
     """
 
     directory: Path
@@ -123,7 +118,6 @@ class ClusterSettings:
     restart: bool = False
     evidence: bool = False
     ready_ms: int = 30_000
-    load_workers: int = 0
 
 
 class LocalCluster:
@@ -174,13 +168,6 @@ class LocalCluster:
         )
         """The service URL for Pulsar's clients, with all brokers that accept them:
         `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
-        self.load_workers = LocalLoadWorkers(
-            settings.directory,
-            count=settings.load_workers,
-            log_url=self.log_url,
-            environment=settings.environment,
-            report=lambda text, details: self._report(EventKind.LOAD_WORKER, None, text, **details),
-        )
         self._listener = report
         self._reporting = threading.Lock()
         self._changed = threading.Condition()
@@ -266,7 +253,6 @@ class LocalCluster:
         self._follower = follower
         for member in self._members:
             self._spawn(member)
-        self.load_workers.start()
         self._await_ready(self._members)
 
     def cancel_start(self) -> None:
@@ -287,7 +273,6 @@ class LocalCluster:
                 member.end_expected = True
             self._changed.notify_all()
         self._end(self._members)
-        self.load_workers.stop()
         if self._follower is not None:
             with self._changed:
                 self._closing = True
@@ -297,10 +282,9 @@ class LocalCluster:
             self._log.close()
 
     def kill_all(self) -> None:
-        """Kill all brokers and load workers, and return without waiting for their end."""
+        """Kill all brokers, and return without waiting for their end."""
         for member in self._members:
             member.signal(signal.SIGKILL)
-        self.load_workers.signal(signal.SIGKILL)
 
     def __enter__(self) -> Self:
         try:

@@ -71,9 +71,6 @@ PARTITION: Final = 0
 """The topics of a log, its snapshot and its history snapshot have one partition, which makes their
 order total."""
 
-BY_KEY: Final = -1
-"""In place of a partition: the library chooses it by the key, for topics with several."""
-
 REQUEST_BYTES_MAX: Final = 2 << 20
 """The largest message: a record of 1 MiB, its key and Kafka's framing, with room. Topics are
 created to accept it."""
@@ -311,13 +308,10 @@ class Clients:
         }
         return PartitionConsumer(self, self._made(Consumer, options, needed=_read_of(topic)), topic)
 
-    def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
-        """Return a producer to a topic's partition, or `BY_KEY`. Raises `CallerError`."""
+    def producer(self, topic: str) -> PartitionProducer:
+        """Return a producer to a topic's partition. Raises `CallerError`."""
         return PartitionProducer(
-            self,
-            self._made(Producer, _PRODUCING, needed=_write_of(topic)),
-            topic,
-            partition=partition,
+            self, self._made(Producer, _PRODUCING, needed=_write_of(topic)), topic
         )
 
     def transactions(self, topic: str) -> TransactionalProducer:
@@ -460,11 +454,10 @@ class Administrator:
         replication: int,
         settings: Mapping[str, str],
         timeout_ms: int,
-        partitions: int = 1,
     ) -> None:
-        """Create a topic. An existing one stays as it is. Raises `KafkaFailed`."""
+        """Create a topic of one partition. An existing one stays as it is. Raises `KafkaFailed`."""
         wanted = NewTopic(
-            topic, num_partitions=partitions, replication_factor=replication, config=dict(settings)
+            topic, num_partitions=1, replication_factor=replication, config=dict(settings)
         )
         seconds = timeout_ms / 1_000
         future = self._client.create_topics(
@@ -628,16 +621,13 @@ class PartitionConsumer:
 
 
 class PartitionProducer:
-    """An idempotent producer to one partition of a topic, or to each key's. One thread at a
-    time.
-    """
+    """An idempotent producer to one partition of a topic. One thread at a time."""
 
-    def __init__(self, clients: Clients, producer: Producer, topic: str, *, partition: int) -> None:
+    def __init__(self, clients: Clients, producer: Producer, topic: str) -> None:
         """Use `Clients.producer` instead."""
         self._clients = clients
         self._producer = producer
         self._topic = topic
-        self._partition = partition
         self._has_number_by_ns = time.monotonic_ns() + NUMBER_MS_MAX * 1_000_000
 
     def send(
@@ -661,7 +651,7 @@ class PartitionProducer:
         for place, value in enumerate(values):
             try:
                 self._producer.produce(
-                    self._topic, value, key, self._partition, on_delivery=partial(settle, place)
+                    self._topic, value, key, PARTITION, on_delivery=partial(settle, place)
                 )
             except KafkaException as error:
                 outcomes[place] = error.args[0]

@@ -39,7 +39,6 @@ class Role(enum.Enum):
     Spark) and `equipoise report`."""
     AUDIT = "audit"
     """A reader that publishes what it finds: `equipoise audit`, also with Spark."""
-    LOAD_WORKER = "load-worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +67,11 @@ _TOPICS: Final[Mapping[Role, Mapping[str, tuple[str, ...]]]] = {
         **_CHANNEL,
         "-decisions": _WRITE,
         "-serving": _WRITE,
-        "-samples": _WRITE,
-        "-loads": ("Read",),
+        "-loads": _ALL,
     },
     Role.OPERATOR: {**_CHANNEL, "-decisions": ("Read",), "-loads": ("Read",)},
     Role.READER: _READER,
     Role.AUDIT: {**_READER, "-findings": _ALL},
-    Role.LOAD_WORKER: {
-        "": ("Describe", "DescribeConfigs"),
-        "-samples": ("Read", "Create", "DescribeConfigs"),
-        "-loads": _WRITE,
-        "-load-sightings": _ALL,
-        "-load-handovers": _ALL,
-        "-load-brokers-changelog": _ALL,
-        "-load-bundles-changelog": _ALL,
-    },
 }
 """By role and what follows the name of the channel's topic in that of another: the operations."""
 
@@ -104,7 +93,4 @@ def rights_of(role: Role, topic: str) -> list[Right]:
             )
             for suffix in (SNAPSHOT_SUFFIX, HISTORY_SUFFIX)
         ]
-    group = Right(resource=Resource.GROUP, name=GROUP, operations=("Describe",))
-    if role is Role.LOAD_WORKER:
-        group = Right(resource=Resource.GROUP, name=f"{topic}-load", operations=("Read",))
-    return [*rights, group]
+    return [*rights, Right(resource=Resource.GROUP, name=GROUP, operations=("Describe",))]

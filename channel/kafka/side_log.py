@@ -13,8 +13,6 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable, SideTopic
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import (
-    BY_KEY,
-    PARTITION,
     Administrator,
     Clients,
     PartitionConsumer,
@@ -75,8 +73,7 @@ class KafkaSideLog:
                     replication=self._replication,
                     deadline=Deadline.after(timeout_ms=ANSWER_MS_MAX),
                 )
-            partition = BY_KEY if self._topic.partitions > 1 else PARTITION
-            self._producer = self._clients.producer(self._name, partition=partition)
+            self._producer = self._clients.producer(self._name)
         sent = self._producer.send(values, key=key, timeout_ms=ANSWER_MS_MAX)
         if sent.failure is not None:
             # AWAY passes without action. After any other failure, the next document checks the
@@ -182,15 +179,14 @@ def made(
     *,
     replication: int | None,
     deadline: Deadline,
-) -> TopicFacts:
-    """Return the facts about the topic `name`. Creates a missing one, with `replication` copies if
-    given; an existing one stays as it is, and what differs is logged. Raises `KafkaFailed`.
+) -> None:
+    """Create the topic `name` if it is missing, with `replication` copies if given. An existing one
+    stays as it is, and what differs is logged. Raises `KafkaFailed`.
     """
     facts = administrator.describe(name, timeout_ms=deadline.remaining_ms())
     if facts is None:
         administrator.create(
             name,
-            partitions=topic.partitions,
             replication=replication
             or min(REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms())),
             settings=settings_of(topic),
@@ -201,7 +197,6 @@ def made(
         logger.warning(
             "topic not as it would be made", extra={"topic": name, "difference": difference}
         )
-    return facts
 
 
 def differences(topic: SideTopic, facts: TopicFacts) -> Sequence[str]:
@@ -213,6 +208,6 @@ def differences(topic: SideTopic, facts: TopicFacts) -> Sequence[str]:
         for name, wanted in settings_of(topic).items()
         if facts.settings.get(name) != wanted
     ]
-    if facts.partitions != topic.partitions:
-        different.insert(0, f"it has {facts.partitions} partitions, not {topic.partitions}")
+    if facts.partitions != 1:
+        different.insert(0, f"it has {facts.partitions} partitions, not 1")
     return different

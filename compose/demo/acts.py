@@ -61,10 +61,6 @@ _PLAN_LINES_MAX: Final = 8
 _AWAY_S: Final = 20.0
 _BACK_MS: Final = 60_000
 
-# Longer than load reports are valid. A load worker first joins its group and reads its tables.
-_UNKNOWN_S: Final = 6.0
-_WORKERS_BACK_MS: Final = 40_000
-
 
 async def balance(demo: Demo) -> None:
     """Let the leader balance."""
@@ -178,33 +174,6 @@ async def kill_kafka(demo: Demo, kafka: Cluster) -> None:
 
 def _have_renewed(view: View, lasts: dict[str, int]) -> bool:
     return all(view.brokers[broker].last > last for broker, last in lasts.items())
-
-
-async def kill_load_workers(demo: Demo) -> None:
-    """Kill all load workers: nothing moves without load reports, and the averages continue after
-    the restart.
-    """
-    workers, moves = demo.cluster.load_workers, demo.done[MoveKind.TRANSFER]
-    if not workers.pids:
-        demo.say("no load workers run: the extra `load` is not installed")
-        return
-    demo.say(
-        f"kill -9 of all {len(workers.pids)} load workers: for {_UNKNOWN_S:.0f} s there are no load"
-        f" reports; before, brokers used {demo.use}"
-    )
-    await asyncio.to_thread(workers.kill)
-    await asyncio.sleep(_UNKNOWN_S)
-    moved = demo.done[MoveKind.TRANSFER] - moves
-    demo.say(f"balancing waited for fresh reports and moved {moved} bundles; the workers restart")
-    newest_ms = _newest_ms(demo)
-    await asyncio.to_thread(workers.start)
-    is_back = await comes_true(lambda: _newest_ms(demo) > newest_ms, _WORKERS_BACK_MS)
-    state = "are back, and continue their averages" if is_back else "are NOT BACK"
-    demo.say(f"the load workers {state}: brokers use {demo.use}")
-
-
-def _newest_ms(demo: Demo) -> int:
-    return max((load.at_ms for load in demo.reports), default=0)
 
 
 # --- what the balancer does: an act sets settings on the channel, and removes them at its end ---
@@ -361,4 +330,4 @@ ON_A_FILE: Final[Sequence[Act]] = (*_BEFORE, transfer, split, *_AFTER)
 def on_kafka(kafka: Cluster) -> Sequence[Act]:
     """Return the acts of a demo on this Kafka."""
     outage = partial(kill_kafka, kafka=kafka)
-    return (*_BEFORE, kill_load_workers, transfer, split, outage, *_AFTER)
+    return (*_BEFORE, transfer, split, outage, *_AFTER)

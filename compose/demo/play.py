@@ -15,7 +15,6 @@ from compose.demo.demo import Demo, Screen
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.inspect.verify import Findings
 from equipoise.channel.system.stop_signals import stop_event
@@ -39,7 +38,6 @@ _SETTINGS: Final[Mapping[str, str | int]] = {
     # By default, brokers wait 2 ms.
     "pulsar_settle_ms": 20,
 }
-_LOAD_WORKERS: Final = 2  # On Kafka: enough to share the work, and to lose one.
 _CALLS_PER_SECOND: Final = 300.0
 _TOPICS: Final = 8  # Of each kind. Eight bundles hold about two topics each.
 _MESSAGES_PER_SECOND_AND_TOPIC: Final = 20.0
@@ -79,7 +77,6 @@ async def play(directory: Path, acts: Sequence[Act], *, log_url: str | None = No
         settings=_SETTINGS,
         environment={"EQUIPOISE_COUNTER_STORE": str(directory / "counter.db")},
         evidence=True,
-        load_workers=_LOAD_WORKERS if log_url is not None and can_run() else 0,
     )
     cluster = LocalCluster(settings)
     screen.say(f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")

@@ -172,9 +172,7 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
     """
     changes, is_balanced = STRATEGIES[strategy]
     settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, cpu_cores=CORES)
-    # On Kafka nobody knows any load without a load worker; those who join later need none of their
-    # own.
-    cluster = LocalCluster(replace(settings, load_workers=int(log_url.startswith("kafka:"))))
+    cluster = LocalCluster(settings)
     joining = LocalCluster(replace(settings, directory=directory / "joining", brokers=1))
     history = directory / "history.jsonl"
     observer = Observer(joiner=joining.broker_ids[0])

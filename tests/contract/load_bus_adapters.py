@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +10,6 @@ import pytest
 
 from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka
-from tests.load.load_workers import a_load_worker
-
-
-def nothing(url: str) -> AbstractContextManager[object]:
-    """The context of an adapter that makes its summaries itself."""
-    return nullcontext(url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +17,10 @@ class Adapter:
     """One kind of load bus.
 
     `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are.
-    `summarizing` is a context in which samples become summaries, given that URL.
     """
 
     id: str
     url_in: Callable[[Path, pytest.FixtureRequest], str]
-    summarizing: Callable[[str], AbstractContextManager[object]] = nothing
     is_slow: bool = False
 
 
@@ -51,7 +42,6 @@ ADAPTERS = (
     Adapter(
         id="kafka",
         url_in=lambda _, request: topic_url(request),
-        summarizing=a_load_worker,
         is_slow=True,
     ),
 )

@@ -65,7 +65,7 @@ PURE = (
 SEEDED = ("tests.simulation",)
 # fmt: off
 IMPURE_IMPORTS = frozenset({
-    "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging",
+    "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "http", "logging",
     "multiprocessing", "os", "pathlib", "prometheus_client", "psutil", "pyspark", "queue", "random",
     "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess",
     "tempfile", "threading", "time", "uuid", "uvloop",
@@ -88,7 +88,6 @@ ONLY_IN = {
         "tests.kafka",
     ),
     "cryptography": ("equipoise.brokers.security", "tests"),
-    "faust": ("equipoise.brokers.load.worker",),
     "httpx": ("tests",),
     "google": (
         "equipoise.brokers.pulsar.wire.commands",

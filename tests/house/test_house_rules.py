@@ -95,7 +95,6 @@ BITES = (
     Bite(telling_names, "", "'utils'", name="brokers.utils.clock"),
     Bite(telling_names, "", "'base'", name="shedder.base"),
     Bite(one_door, "import confluent_kafka", "confluent_kafka", name="equipoise.channel.kafka.log"),
-    Bite(one_door, "from faust import App", "faust", name="equipoise.brokers.runtime.broker"),
     Bite(one_door, "import pyspark.sql as sql", "pyspark"),
     Bite(
         one_door,

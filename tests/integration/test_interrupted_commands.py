@@ -77,9 +77,6 @@ CASES = {
         ),
         at_work="ready: 1 broker",
     ),
-    "load-worker": Case(
-        words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"
-    ),
     "channel tail": Case(
         words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="open ", code=130
     ),

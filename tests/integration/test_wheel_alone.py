@@ -99,7 +99,7 @@ def test_the_examples_pass_their_tests(with_fastapi: Path, tmp_path: Path) -> No
     assert " passed" in report
 
 
-@pytest.mark.parametrize("module", ["aiokafka", "confluent_kafka", "faust", "google.protobuf"])
+@pytest.mark.parametrize("module", ["confluent_kafka", "google.protobuf"])
 def test_no_extra_is_installed(installed: Path, tmp_path: Path, module: str) -> None:
     """Otherwise this module shows nothing new."""
     code = (

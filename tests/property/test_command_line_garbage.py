@@ -140,12 +140,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)
         patch.setattr("equipoise.brokers.runtime.broker.run_broker", end_at_once)
-        # Faust comes along with it, and takes seconds.
-        patch.setitem(
-            sys.modules,
-            "equipoise.brokers.load.worker.running",
-            SimpleNamespace(run_load_worker=lambda *_, **__: None),
-        )
         # What a job does is tested with Spark, which takes seconds to start.
         for job, run_job in SPARK_JOBS.items():
             patch.setitem(

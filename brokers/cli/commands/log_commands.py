@@ -350,7 +350,7 @@ def acls(
         Role,
         typer.Argument(
             metavar="ROLE",
-            help="broker, operator, reader, audit or load-worker.",
+            help="broker, operator, reader or audit.",
             show_default=False,
         ),
     ],

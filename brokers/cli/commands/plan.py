@@ -8,7 +8,6 @@ without a broker.
 from __future__ import annotations
 
 import time
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -119,12 +118,7 @@ def _without_load(log: str, forecast: Forecast) -> OperatorError:
     apart = [f"{broker.broker}: {broker.apart}" for broker in forecast.brokers]
     others = f" (and likewise {len(apart) - 1} others)" if len(apart) > 1 else ""
     problem = f"{apart[0]}{others}" if apart else "no broker is alive"
-    advice = (
-        f"start a load worker (equipoise load-worker --log {quote(log)}), and read what the brokers"
-        " log about their reports"
-        if log.startswith("kafka:")
-        else "read what the brokers log about their reports, and check the clock of this machine"
-    )
+    advice = "read what the brokers log about their reports, and check the clock of this machine"
     return no_fresh_load(
         log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)"
     )

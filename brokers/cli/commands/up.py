@@ -29,7 +29,6 @@ from equipoise.brokers.local.local_cluster import (
     ClusterSettings,
     LocalCluster,
 )
-from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.runtime.config import SECRET_VARIABLES
 from equipoise.brokers.runtime.services import default_service, service_classes, speaks_pulsar
 from equipoise.channel.kafka.settings import MASK
@@ -89,7 +88,6 @@ def up(
     """Run a cluster of brokers on this machine.
 
     A broker that dies is declared dead at once, so its bundles move without waiting for its lease.
-    On Kafka, a load worker runs too if the extra `load` is installed, and is restarted if it dies.
 
     The first Ctrl-C or SIGTERM stops all brokers gracefully (exit code 0). The second one kills
     them (exit code 130). Exit code 4: no broker is left, or one could not be started.
@@ -120,7 +118,6 @@ def up(
             services=services,
             settings=chosen,
             restart=options.restart,
-            load_workers=int(_is_on_kafka(log) and can_run()),
         ),
         report=_print_json if results.as_json else _print_line,
     )
@@ -214,10 +211,6 @@ def _warn_if_overridden(cluster: LocalCluster, results: Output) -> None:
             text,
             {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url},
         )
-
-
-def _is_on_kafka(log: str | None) -> bool:
-    return log is not None and log.startswith("kafka:")
 
 
 def _is_same_log(first: str, second: str) -> bool:

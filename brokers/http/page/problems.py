@@ -101,11 +101,8 @@ def _problems_of_brokers(seen: Seen) -> Iterator[_Problem]:
             )
             yield "bad", f"{name} is late with its renewal", f"{remedy} others take its bundles."
         elif broker.live and name not in seen.fresh and joined_ms > _FREE_MS:
-            remedy = (
-                "Read what it logs about its reports, and check its clock. On Kafka, check that"
-            )
             text = f"{name} sends no load reports, so nothing is balanced with it"
-            yield "warn", text, f"{remedy} a load worker runs."
+            yield "warn", text, "Read what it logs about its reports, and check its clock."
         elif broker.live and name in seen.fresh and seen.fresh[name].problem is not None:
             text = f"the load of the bundles of {name} is not known: {seen.fresh[name].problem}"
             yield "warn", text, "Mend load() of its service."

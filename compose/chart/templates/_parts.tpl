@@ -8,11 +8,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: broker
 {{- end }}
 
-{{- define "equipoise.loadWorker" -}}
-{{ include "equipoise.labels" . }}
-app.kubernetes.io/component: load-worker
-{{- end }}
-
 {{- define "equipoise.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}

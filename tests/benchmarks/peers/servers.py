@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class Server:
 @asynccontextmanager
 async def server(kind: str, folder: Path, options: Mapping[str, Any]) -> AsyncIterator[Server]:
     """Run a server meanwhile: `sqlite` (none), `redis`, `zookeeper` or `kafka`. `options`: its
-    settings by name; of Kafka `nodes` and `properties`, and whether a `load_worker` runs beside it.
+    settings by name; of Kafka `nodes` and `properties`.
     """
     if kind == "sqlite":
         yield Server(settings={"log": f"sqlite:{folder}/channel.db"})
@@ -60,12 +59,7 @@ async def server(kind: str, folder: Path, options: Mapping[str, Any]) -> AsyncIt
             )
             log = f"kafka://{cluster.address}/{LOG_TOPIC}"
             settings = {"log": log, "bootstrap.servers": cluster.address}
-            if not options.get("load_worker"):
-                yield Server(settings=settings, kafka=cluster)
-                return
-            worker = [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log]
-            with _process(worker, folder / "load-worker.txt") as pid:
-                yield Server(settings=settings, kafka=cluster, process=pid)
+            yield Server(settings=settings, kafka=cluster)
     else:
         (port,) = free_ports(1)
         words = (_redis if kind == "redis" else _zookeeper)(folder, port, options)

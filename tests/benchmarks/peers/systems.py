@@ -77,7 +77,6 @@ _ON_KAFKA: Final = System(
     server="kafka",
     package="equipoise",
     topic=LOG_TOPIC,
-    options={"load_worker": True},
 )
 
 SYSTEMS: Final[Mapping[str, System]] = {

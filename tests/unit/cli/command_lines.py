@@ -28,7 +28,6 @@ _LINES: Final[Mapping[str, str]] = {
         " zone=a --evidence {folder}/accepts --set lookup_ms=5000 --stop-on-eof --broker-conf"
         " {folder}/broker.conf --json"
     ),
-    "load-worker": "--log kafka://127.0.0.1:1/shop --timeout 5 --stop-on-eof --json",
     "up": (
         "--data {folder}/up --brokers 2 --http-port 18080 --pulsar-port 16650 --log {log} --restart"
         " --service shop/*=equipoise.examples.counter:Counter --service public/*=pulsar --set"

@@ -241,7 +241,6 @@ def test_help_lists_every_group_without_importing_it() -> None:
     begin = lines.index("Commands:") + 1
     assert [
         "broker",
-        "load-worker",
         "up",
         "namespaces",
         "bundles",

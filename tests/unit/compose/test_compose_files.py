@@ -19,7 +19,7 @@ import yaml
 from compose.dashboard import WRITTEN, text
 from compose.local_kafka.jars import kafka_version
 from compose.local_kafka.node import Ports, server_properties
-from equipoise.brokers.cli.main import GROUPS, load
+from equipoise.brokers.cli.main import load
 from equipoise.channel.kafka.settings import address_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -76,7 +76,7 @@ def texts(service: Service, key: str) -> Sequence[str]:
 
 
 def kind(name: str, file: str) -> dict[str, Service]:
-    """Return the services of a kind: `kafka`, `broker` or `load-worker`."""
+    """Return the services of a kind: `kafka` or `broker`."""
     return {service: it for service, it in services(file).items() if service.startswith(f"{name}-")}
 
 
@@ -89,12 +89,12 @@ def test_every_image_has_one_version(file: str) -> None:
         name.rstrip("-123"): cast("str", service["image"])
         for name, service in services(file).items()
     }
-    assert {"kafka", "broker", "load-worker", "prometheus", "grafana"} == images.keys()
+    assert {"kafka", "broker", "prometheus", "grafana"} == images.keys()
     assert [] == [
         image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)
     ]
     assert f"apache/kafka:{kafka_version()}" == images["kafka"]
-    assert f"equipoise:{PROJECT['project']['version']}" == images["broker"] == images["load-worker"]
+    assert f"equipoise:{PROJECT['project']['version']}" == images["broker"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -134,24 +134,6 @@ def test_brokers_find_their_channel(file: str) -> None:
     ]
     assert address.servers.split(",") == [one for found in listening for one in found]
     assert (3 if FILES[file] == 3 else None) == address.replication
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_load_workers_work_for_the_brokers(file: str) -> None:
-    """They wait for the same Kafka nodes, use the same log, and start with a command of the
-    product.
-    """
-    workers = kind("load-worker", file)
-    assert 2 == len(workers)
-    (url,) = {
-        environment(it)["EQUIPOISE_LOG"]
-        for it in [*kind("broker", file).values(), *workers.values()]
-    }
-    assert url
-    for worker in workers.values():
-        assert kind("broker", file)["broker-1"]["depends_on"] == worker["depends_on"]
-        assert ["equipoise", *sorted(GROUPS.keys() & {"load-worker"})] == worker["entrypoint"]
-    assert "load" in re.findall(r"--extra (\S+)", DOCKERFILE)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -81,16 +81,10 @@ class Rendered:
         self.brokers = self.of_kind("StatefulSet")["equipoise"]
         self.pod: Manifest = self.brokers["spec"]["template"]
         (self.broker,) = self.pod["spec"]["containers"]
-        self.workers = self.of_kind("Deployment").get("equipoise-load-worker")
 
     def of_kind(self, kind: str) -> Mapping[str, Manifest]:
         """Return the manifests of a kind by name."""
         return {each["metadata"]["name"]: each for each in self.all if each["kind"] == kind}
-
-    def pods(self) -> Iterator[Manifest]:
-        """Yield the spec of the brokers' pods, and of those of the load workers."""
-        for each in filter(None, (self.brokers, self.workers)):
-            yield each["spec"]["template"]["spec"]
 
     def environment(self) -> dict[str, str | None]:
         """Return the variables of a broker."""
@@ -215,9 +209,6 @@ def test_everything_selects_the_brokers(rendered: Rendered) -> None:
         .get("requiredDuringSchedulingIgnoredDuringExecution", [])
     ]
     assert [labels] * (5 if rendered.name == "one-node" else 6) == selectors
-    if rendered.workers is not None:
-        spec = rendered.workers["spec"]
-        assert spec["template"]["metadata"]["labels"] == spec["selector"]["matchLabels"] != labels
 
 
 def test_ports_are_those_of_the_image(rendered: Rendered) -> None:
@@ -263,9 +254,8 @@ def fields(part: Manifest) -> Iterator[str]:
 def test_the_image_is_ours_with_its_user_and_its_folder(rendered: Rendered) -> None:
     (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
     (home,) = re.findall(r"^VOLUME (\S+)", DOCKERFILE, re.MULTILINE)
-    for pod in rendered.pods():
-        assert f"equipoise:{PROJECT['project']['version']}" == pod["containers"][0]["image"]
-        assert int(user) == pod["securityContext"]["runAsUser"]
+    assert f"equipoise:{PROJECT['project']['version']}" == rendered.broker["image"]
+    assert int(user) == rendered.pod["spec"]["securityContext"]["runAsUser"]
     mounts = {mount["name"]: mount["mountPath"] for mount in rendered.broker["volumeMounts"]}
     assert home == mounts["data"]
 
@@ -275,10 +265,9 @@ def test_every_mounted_volume_exists(rendered: Rendered) -> None:
         claim["metadata"]["name"]
         for claim in rendered.brokers["spec"].get("volumeClaimTemplates", [])
     }
-    for pod in rendered.pods():
-        volumes = {volume["name"] for volume in pod.get("volumes", [])}
-        mounted = {mount["name"] for mount in pod["containers"][0].get("volumeMounts", [])}
-        assert mounted == volumes | (claims if pod is rendered.pod["spec"] else set())
+    volumes = {volume["name"] for volume in rendered.pod["spec"].get("volumes", [])}
+    mounted = {mount["name"] for mount in rendered.broker["volumeMounts"]}
+    assert mounted == volumes | claims
 
 
 def test_a_broker_advertises_its_own_name(rendered: Rendered) -> None:
@@ -295,24 +284,9 @@ def test_a_broker_advertises_its_own_name(rendered: Rendered) -> None:
     assert names.index("POD_NAME") < names.index("ADVERTISED_HOST") > names.index("POD_NAMESPACE")
 
 
-def test_load_workers_work_for_the_brokers_on_kafka(rendered: Rendered) -> None:
-    log = rendered.environment()["EQUIPOISE_LOG"]
-    assert log is not None
-    assert log.startswith("kafka:") == (rendered.workers is not None)
-    if rendered.workers is not None:
-        (worker,) = rendered.workers["spec"]["template"]["spec"]["containers"]
-        found = {each["name"]: each["value"] for each in worker["env"]}
-        assert found.items() <= rendered.environment().items()
-        assert log == found["EQUIPOISE_LOG"]
-
-
 def test_commands_and_options_exist(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_LOG", "sqlite:channel.db")
     assert problem_of(["broker", "--data", "broker", *rendered.broker["args"]]) is None
-    if rendered.workers is not None:
-        (worker,) = rendered.workers["spec"]["template"]["spec"]["containers"]
-        program, *words = worker["command"]
-        assert ("equipoise", None) == (program, problem_of([*words, "--log", "kafka://a:1/b"]))
 
 
 def test_brokers_take_their_settings(rendered: Rendered) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from equipoise.brokers.cli.main import app
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.load.bus import SAMPLES, group_of, worker_topics
+from equipoise.brokers.load.bus import LOADS
 from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.kafka.rights import Resource, Role, rights_of
 from equipoise.channel.kafka.settings import address_of
@@ -18,17 +18,15 @@ from equipoise.spark_jobs.sources.kafka_source import topics_of
 
 LOG = "kafka://127.0.0.1:1/shop"
 COMPACTED = {"shop-snapshot", "shop-history"}
-WRITTEN = {each.beside("shop") for each in (DECISIONS, SERVING, SAMPLES)}
-OF_WORKERS = {each.beside("shop") for each in worker_topics(8).values()}
+WRITTEN = {each.beside("shop") for each in (DECISIONS, SERVING, LOADS)}
 READ = {"shop", *COMPACTED, *topics_of(address_of(LOG)).values()}
 """What the commands and jobs read that only read."""
 
 TOPICS = {
-    Role.BROKER: {"shop", *COMPACTED, *WRITTEN, "shop-loads"},
+    Role.BROKER: {"shop", *COMPACTED, *WRITTEN},
     Role.OPERATOR: {"shop", *COMPACTED, "shop-decisions", "shop-loads"},
     Role.READER: READ,
     Role.AUDIT: {*READ, FINDINGS.beside("shop")},
-    Role.LOAD_WORKER: {"shop", "shop-samples", "shop-loads", *OF_WORKERS},
 }
 
 
@@ -65,9 +63,13 @@ def test_who_may_write_what() -> None:
     )
     for role in writers:
         assert COMPACTED == can(role, "Write", Resource.TRANSACTIONAL_ID)
-    assert [{group_of("shop")} if role is Role.LOAD_WORKER else set() for role in Role] == [
-        can(role, "Read", Resource.GROUP) for role in Role
-    ]
+    assert {"Describe"} == {
+        operation
+        for role in Role
+        for right in rights_of(role, "shop")
+        if right.resource is Resource.GROUP
+        for operation in right.operations
+    }
 
 
 def test_the_command_prints_the_rights_of_a_role() -> None:

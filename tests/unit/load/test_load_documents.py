@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.load.documents import (
-    decode_bundle,
     decode_load,
-    encode_bundle,
     encode_load,
     light,
 )
@@ -72,15 +70,10 @@ def test_additions_of_a_later_version_are_ignored() -> None:
     assert SAMPLE == decode_load(json.dumps(raw | {"mood": "good"}).encode())
 
 
-def test_a_bundle_is_refused_in_the_same_way() -> None:
-    with pytest.raises(PeerError, match="a bundle of load cannot be read"):
-        decode_bundle(b"0")
-
-
 def test_a_light_sample_has_rounded_figures() -> None:
     """Rates are not known to one part in a million, and digits take room."""
     precise = Load(broker="a", at_ms=0, bundles=(replace(BUNDLE, cost=12.345678),))
-    assert b"12.3457" in encode_bundle(light(precise).bundles[0])
+    assert b"12.3457" in encode_load(light(precise))
     assert 1e18 == light(Load(broker="a", at_ms=0, cost=1e18)).cost
 
 

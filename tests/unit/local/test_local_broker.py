@@ -14,7 +14,6 @@ from equipoise.brokers.local.local_broker import (
     RESTART_MS_MIN,
     STEADY_MS,
     LocalBroker,
-    Program,
     ending_of,
     ports_of,
 )
@@ -52,7 +51,7 @@ def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_last_output_is_the_last_error_or_the_last_line(tmp_path: Path) -> None:
     """Earlier output does not count, and the output need not be text."""
-    output = Program(tmp_path / "broker.log")
+    output = LocalBroker(tmp_path, 8080)
     assert output.last_output() is None
     output.file.write_bytes(b"{}\n" * 10_000 + b"\xff no room\n\n")
     assert "\ufffd no room" == output.last_output()
@@ -68,7 +67,7 @@ def test_the_last_output_is_the_last_error_or_the_last_line(tmp_path: Path) -> N
 
 def test_the_output_of_an_earlier_process_does_not_count(tmp_path: Path) -> None:
     """A process that printed nothing did not end by the error of the process before it."""
-    output = Program(tmp_path / "broker.log")
+    output = LocalBroker(tmp_path, 8080)
     output.file.write_text("error: an older one\n")
     with output.of_process(["--help"], {}) as process:
         process.wait()
@@ -92,7 +91,7 @@ def test_an_end_is_described_with_its_reason(
     code: int, output: str, text: str, tmp_path: Path
 ) -> None:
     """If a process failed, the text has its last error and its log file."""
-    file = Program(tmp_path / "broker.log")
+    file = LocalBroker(tmp_path, 8080)
     file.file.write_text(output)
     assert text.format(file=file.file) == file.ending(code)
 
@@ -150,7 +149,7 @@ def test_secrets_go_to_a_process_by_its_environment(
     """Anyone on the machine can read the arguments of a process."""
     started: list[tuple[Sequence[str], Mapping[str, str]]] = []
     monkeypatch.setattr(
-        Program,
+        LocalBroker,
         "of_process",
         lambda _, command, environment: started.append((command, environment)),
     )

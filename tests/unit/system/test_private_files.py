@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.local.local_broker import LocalBroker
-from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.observations.writer import EvidenceFile
 from equipoise.brokers.side_topics import SERVING
@@ -85,16 +84,6 @@ def log_of_a_broker(path: Path) -> None:
     process.stdin.close()
 
 
-def log_of_a_load_worker(path: Path) -> None:
-    """What a load worker of a local cluster prints."""
-    workers = LocalLoadWorkers(
-        path / "cluster", count=1, log_url="no log", environment={}, report=lambda *_: None
-    )
-    workers.start()
-    workers.signal(signal.SIGKILL)
-    workers.stop()
-
-
 MAKERS = (
     data_directory,
     log,
@@ -102,7 +91,6 @@ MAKERS = (
     evidence,
     counters,
     log_of_a_broker,
-    log_of_a_load_worker,
 )
 
 
