@@ -204,6 +204,12 @@ _GAUGES: Final = (
         "bundles_unserved",
         "Free bundles of the whole cluster whose namespace no broker that is up serves.",
     ),
+    _Row(
+        "address_unreachable",
+        "1 while nobody, or somebody else, answers this broker at the address that it advertises"
+        " (own), or that the next broker by age advertises (next).",
+        {"whose": ("own", "next")},
+    ),
     _Row("lease_left_seconds", "Time that this broker may still serve without a renewal."),
     _Row(
         "lease_extended",
@@ -305,9 +311,9 @@ class Metrics:
         """Add to a counter, which has these values of its labels."""
         self._counters[name, *labels].inc(by)
 
-    def set(self, name: str, value: float) -> None:
-        """Set a gauge."""
-        self._gauges[name,].set(value)
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, which has these values of its labels."""
+        self._gauges[name, *labels].set(value)
 
     def assume(self, coefficients: Coefficients) -> None:
         """Export what costs are computed with."""

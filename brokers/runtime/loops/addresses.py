@@ -1,7 +1,8 @@
 """Know the addresses of this broker and of others.
 
-A broker is called at the address that it advertises, until the broker itself answers there. No
-limit of clients applies to the addresses of the cluster's brokers.
+A broker calls itself at the address that it advertises, until it answers there, and from then on
+the next broker at its address. No limit of clients applies to the addresses of the cluster's
+brokers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import aiohttp
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import PROCESS, Worker
 from equipoise.brokers.security.limits import of_host
+from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
 from equipoise.channel.system.failures import RepeatedFailures
 
@@ -108,6 +110,12 @@ _LINES_MS: Final = 60_000
 _ANSWER_S: Final = 5.0
 
 
+# The interval of calls to the next broker. Each costs a new connection.
+_CALL_S: Final = 5.0
+
+METRIC: Final = "address_unreachable"
+
+
 async def call_own_address(worker: Worker) -> None:
     """Return once the worker has answered at its own address, and let it join. Until then, log and
     show what is wrong there.
@@ -115,7 +123,7 @@ async def call_own_address(worker: Worker) -> None:
     url = f"{own_http(worker.profile.addresses)}/health"
     began_ms, pause_s = worker.clock.now().boot_ms, _FIRST_PAUSE_S
     lines = RepeatedFailures(interval_ms=_LINES_MS)
-    while (found := await _found_at(url, worker)) is not None:
+    while (found := await _found_at(url, worker, process=worker.process)) is not None:
         now_ms = worker.clock.now().boot_ms
         if now_ms - began_ms >= _LISTENS_AFTER_MS:
             problem = (
@@ -126,30 +134,75 @@ async def call_own_address(worker: Worker) -> None:
             if not worker.agent.is_ready:
                 problem = f"it takes no bundles: {problem}"
             worker.client_problems[PROBLEM] = problem
+            worker.metrics.set(METRIC, 1, "own")
             if lines.failed(now_ms) is not None:
                 _logger.error("not reachable: %s", problem, extra={"broker": worker.broker_id})
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
     worker.client_problems.pop(PROBLEM, None)
+    worker.metrics.set(METRIC, 0, "own")
     worker.reachable()
 
 
-async def _found_at(url: str, worker: Worker) -> str | None:
-    """Return who answers in place of the worker, or why nobody does."""
+async def call_next_address(worker: Worker) -> None:
+    """Call the next broker by age at the address that it advertises, and export whether it answers
+    there. So one other broker calls each, however many there are.
+    """
+    lines = RepeatedFailures(interval_ms=_LINES_MS)
+    while True:
+        await asyncio.sleep(_CALL_S)
+        peer = _next(worker)
+        address = None if peer is None else own_http(peer.joined.addresses)
+        found = None
+        if peer is not None and address is not None:
+            # With authentication, a broker does not give strangers its name.
+            names = (None, peer.broker)
+            found = await _found_at(f"{address}/health", worker, names=names)
+        worker.metrics.set(METRIC, found is not None, "next")
+        if found is not None and lines.failed(worker.clock.now().boot_ms) is not None:
+            _logger.error(
+                "cannot reach a broker at the address that it advertises: %s: %s",
+                address,
+                found,
+                extra={"broker": worker.broker_id},
+            )
+
+
+def _next(worker: Worker) -> BrokerEntry | None:
+    """Return the live broker that joined after this one; after the youngest, the oldest. None while
+    there is no other, and for a broker that has not joined.
+    """
+    mine = worker.agent.incarnation
+    others = [each for each in worker.view.live_brokers() if each.incarnation != mine]
+    if mine is None or not others:
+        return None
+    return min(others, key=lambda each: (each.incarnation < mine, each.incarnation))
+
+
+async def _found_at(
+    url: str,
+    worker: Worker,
+    *,
+    process: str | None = None,
+    names: Sequence[str | None] = (),
+) -> str | None:
+    """Return who answers a call of `worker`, or why nobody does. None: it is the `process`, or a
+    broker with one of these `names`.
+    """
     timeout, tls = aiohttp.ClientTimeout(total=_ANSWER_S), worker.access.certificates.client
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(url, allow_redirects=False, ssl=tls) as answer,
         ):
-            process = answer.headers.get(PROCESS)
-            if process == worker.process:
-                return None
-            if process is None:
+            answering = answer.headers.get(PROCESS)
+            if answering is None:
                 return f"what answers is no broker (HTTP {answer.status})"
             body = await answer.json(content_type=None)
-            broker = body.get("broker") if isinstance(body, dict) else None
-            return f"{broker or 'another broker'} answers"
+            name = body.get("broker") if isinstance(body, dict) else None
+            if answering == process or name in names:
+                return None
+            return f"{name or 'another broker'} answers"
     except TimeoutError:
         return f"no answer within {_ANSWER_S:.0f} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:

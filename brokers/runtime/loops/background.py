@@ -13,7 +13,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.decision_log import DecisionLog
 from equipoise.brokers.load.bus import LoadBus
-from equipoise.brokers.runtime.loops.addresses import PeerAddresses
+from equipoise.brokers.runtime.loops.addresses import PeerAddresses, call_next_address
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.loops.compacting import Compacting
 from equipoise.brokers.runtime.loops.death_watch import DeathWatch
@@ -56,6 +56,7 @@ def loops_of(worker: Worker, *, listens: bool) -> Sequence[Coroutine[None, None,
             _every_second(FileWatch(worker).look),
             # A broker that joined has exceeded no limit after a second.
             _every_second(PeerAddresses(worker).look),
+            call_next_address(worker),
         ]
     if worker.config.tls_files.paths():
         loops.append(_every_second(worker.access.certificates.look))

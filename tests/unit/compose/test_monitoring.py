@@ -295,6 +295,16 @@ FIRING: Final = (
         fires="2x8 0x20",
         quiet="2x13 0x1 2x20",
     ),
+    *(
+        Alert(
+            name="EquipoiseAddressUnreachable",
+            metric="equipoise_address_unreachable",
+            labels={"whose": whose},
+            fires="0x3 1x20",
+            quiet="0x12 1x3 0x20",
+        )
+        for whose in ("own", "next")
+    ),
     Alert(
         name="EquipoiseNoLeader",
         metric="equipoise_lease_left_seconds",

@@ -90,10 +90,12 @@ async def test_a_program_joins_once_it_is_reached_at_its_own_address(
         problem = f"it takes no bundles: {address}/equipoise/health does not lead to this broker: "
         assert any(each.startswith(problem) for each in ready.json()["problems"])
         assert 1 == caplog.text.count(problem)
+        assert 'whose="own"} 1.0' in (await client.get("/equipoise/metrics")).text
         assert has(pages, bundles=0)
         async with listening(app, port, lifespan="off"):
             assert 1 == (await waiting).json()
             assert (await client.get("/equipoise/ready")).is_success
+            assert 'whose="own"} 0.0' in (await client.get("/equipoise/metrics")).text
 
 
 async def test_a_program_at_the_address_of_another_takes_no_bundles(
