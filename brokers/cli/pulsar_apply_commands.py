@@ -97,10 +97,8 @@ def apply(
     """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is
     watched.
 
-    Without --send it is a dry run. It stops when anything changes that the plan did not foresee,
-    and when the cluster gets worse. Ctrl-C stops after the moves under way. --timeout is the limit
-    of each move. --resume and --undo go by the audit file of the former run, and by where the
-    bundles are now.
+    Without --send it is a dry run. It stops when anything else changes, and when the cluster gets
+    worse. Ctrl-C stops after the moves under way. --timeout is the limit of each move.
 
     Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan
     stopped before its end.

@@ -211,9 +211,8 @@ class Client:
           methods GET, HEAD, OPTIONS, PUT and DELETE. `idempotent` overrides this.
 
         Any other answer is returned, also 503 of the program itself. At most 128 requests to one
-        address are unanswered; others wait for their turn. After three failed connections in a row,
-        an address is spared for one second. Certificates of the environment are read once. The
-        token of this client is not sent; `headers` go to every broker that is asked.
+        address are unanswered; others wait for their turn. The token of this client is not sent;
+        `headers` go to every broker that is asked.
 
         Raises `BrokerUnreachable` if the request may have been executed and is not sent again;
         `DeadlineExceeded` if there was no answer in time, with the last problem (without

@@ -150,9 +150,9 @@ class WorkerConfig(BaseModel):
     check_address: bool = Field(
         default=True,
         description=(
-            "Whether the broker joins only after it has answered at the address that it advertises."
-            " Until then it takes no bundles, and its log and `/ready` say why. Turn it off in a"
-            " network where a host cannot call itself at the address that others use."
+            "Whether the broker joins only after it has answered at the address that it"
+            " advertises. Turn it off in a network where a host cannot call itself at the address"
+            " that others use."
         ),
     )
     http_hosts: Names = Field(
@@ -169,8 +169,8 @@ class WorkerConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description=(
-            "The maximum of HTTP connections: 10,000 that follow assignments, and others. Further"
-            " ones get 503. An idle connection costs 20 KiB and one open file."
+            "The maximum of HTTP connections. Further ones get 503. An idle connection costs 20"
+            " KiB and one open file."
         ),
     )
     http_idle_ms: DeadlineMs = Field(
@@ -190,9 +190,8 @@ class WorkerConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description=(
-            "The maximum of connections of one identity at each port, so that it cannot use up all"
-            " of them. An identity is the role of a client, or its address. No limit per identity"
-            " applies to the cluster's brokers."
+            "The maximum of connections of one identity at each port. An identity is the role of a"
+            " client, or its address. No limit per identity applies to the cluster's brokers."
         ),
     )
     identity_requests_per_second_max: int = Field(
@@ -323,8 +322,7 @@ class WorkerConfig(BaseModel):
         default=False,
         description=(
             "Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`."
-            " Without `authentication`, each of them has full access. The broker presents its own"
-            " certificate to other brokers."
+            " Without `authentication`, each of them has full access."
         ),
     )
 
@@ -380,8 +378,7 @@ class WorkerConfig(BaseModel):
         ge=1_024,
         le=128 * 1024 * 1024,
         description=(
-            "The largest message of Pulsar clients, in bytes. Set the same value on all brokers: a"
-            " client keeps the last value that it received."
+            "The largest message of Pulsar clients, in bytes. Set the same value on all brokers."
         ),
     )
     pulsar_keep_alive_ms: DeadlineMs = Field(
@@ -398,8 +395,7 @@ class WorkerConfig(BaseModel):
         description=(
             "How long a client has, when its topic moves, to process the messages in its library's"
             " queue, which the library then discards. Java clients need at least 25. To lose"
-            " nothing, set the time that the longest burst takes. Deliveries pause for as much"
-            " longer."
+            " nothing, set the time that the longest burst takes."
         ),
     )
     pulsar_stats_ms: DeadlineMs = Field(
@@ -409,9 +405,8 @@ class WorkerConfig(BaseModel):
     lease_ms: Promise = Field(
         default=_TIMING.lease_ms,
         description=(
-            "How long the broker may serve after it decided on its last accepted renewal. A shorter"
-            " lease moves a dead broker's bundles sooner. A longer lease survives longer stalls and"
-            " a slower log. Defaults on Kafka: lease 3,000, renewal 500, grace period 500."
+            "How long the broker may serve after it decided on its last accepted renewal. Defaults"
+            " on Kafka: lease 3,000, renewal 500, grace period 500."
         ),
     )
     renew_ms: Promise = Field(
@@ -422,15 +417,14 @@ class WorkerConfig(BaseModel):
         default=_TIMING.grace_ms,
         description=(
             "The grace period: how long other brokers wait beyond the lease before they declare"
-            " this broker dead. It covers clocks of unequal rate, stalls, and sleeps that the"
-            " clocks do not show."
+            " this broker dead."
         ),
     )
     prove_deaths: bool = Field(
         default=True,
         description=(
             "Whether this broker and others of its machine see at once when the process of one of"
-            " them ends, instead of after its lease. Off: it watches none, and none watches it."
+            " them ends, instead of after its lease."
         ),
     )
     extend_ms: int = Field(
@@ -494,16 +488,15 @@ class WorkerConfig(BaseModel):
         ge=0,
         le=_DEADLINE_MS_MAX,
         description=(
-            "How long a start waits for an unavailable log. Meanwhile `/health` answers, and"
-            " `/ready` gives the reason. Any other problem of the log ends the start at once."
+            "How long a start waits for an unavailable log. Any other problem of the log ends the"
+            " start at once."
         ),
     )
     drain_ms: DeadlineMs = Field(
         default=30_000,
         description=(
             "The deadline of a graceful stop. Bundles that have not moved by then are released"
-            " without a new owner. What is left of it is for next owners that still stream state"
-            " from this broker."
+            " without a new owner."
         ),
     )
 
@@ -530,14 +523,14 @@ class WorkerConfig(BaseModel):
         default=True,
         description=(
             "Record beside the channel when this broker served each bundle. Audits and archives"
-            " (`equipoise spark`) read it; brokers do not."
+            " read it."
         ),
     )
     measure_cpu: bool = Field(
         default=True,
         description=(
-            "Measure the CPU time that the work on each bundle uses, which takes a few microseconds"
-            " for each call. Without it, a bundle's calls count as what calls cost on average."
+            "Measure the CPU time that the work on each bundle uses, which takes a few"
+            " microseconds for each call."
         ),
     )
     balance: bool = Field(
@@ -546,35 +539,24 @@ class WorkerConfig(BaseModel):
     )
     balance_interval_ms: DeadlineMs = Field(
         default=5_000,
-        description=(
-            "The interval of the balancer's rounds. A shorter interval follows the load sooner, and"
-            " moves more."
-        ),
+        description=("The interval of the balancer's rounds."),
     )
     balancing: dict[str, Value] = Field(
         default_factory=dict,
         description=(
             "Settings of balancing (GROUP.FIELD). They override what follows from `balance` and"
-            " `balance_interval_ms`; settings on the channel override them. A setting with a dot in"
-            " its name belongs here."
+            " `balance_interval_ms`; settings on the channel override them."
         ),
     )
     compact_records: int = Field(
         default=50_000,
         ge=0,
         le=INTEGER_MAX,
-        description=(
-            "The leader compacts the log after this many new records; 0 means never. A smaller"
-            " number makes starts quicker. Each compaction reads the new records and writes what"
-            " changed."
-        ),
+        description=("The leader compacts the log after this many new records; 0 means never."),
     )
     compact_age_ms: DeadlineMs = Field(
         default=3_600_000,
-        description=(
-            "The leader compacts the log after this time, if there are new records. It bounds how"
-            " much a start on an idle cluster reads."
-        ),
+        description=("The leader compacts the log after this time, if there are new records."),
     )
     retain: str = Field(
         default=RETAIN_BY_DEFAULT,

@@ -256,12 +256,11 @@ class Ownership:
 
         There is no chunk if there is no former owner, it is dead, or its `fetch` returned None.
         Serve from the chunks only once the iteration has ended, because its end checks the checksum
-        of the whole. If you take chunks slowly, the source sends them slowly. While chunks come,
-        the deadline of `open` does not run out. A broken connection is continued once.
+        of the whole. While chunks come, the deadline of `open` does not run out.
 
         Raises `PeerError` if the source does not send all of its state: it has ended, was silent
-        for ten seconds, or the checksum does not match. `handover_problem` then has the reason.
-        Discard the chunks, and open without them, or let the error refuse the bundle.
+        for ten seconds, or the checksum does not match. Discard the chunks, and open without them,
+        or let the error refuse the bundle.
         """
         if self._stream is None:
             return

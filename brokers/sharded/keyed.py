@@ -155,8 +155,7 @@ class Keyed(Service, Generic[T]):
     at its first use, and moves with its bundle. With a store, each change is saved before the call
     ends. Without one, the objects of a process that dies are lost.
 
-    Its load is what its calls use, and the bytes of what they load and change. It does not say how
-    much memory its objects take: only the memory of the process counts.
+    Its load is what its calls use, and the bytes of what they load and change.
     """
 
     def __init__(
@@ -182,8 +181,7 @@ class Keyed(Service, Generic[T]):
           store, which keeps up. A process that is killed loses what is unsaved. A move saves it
           first. If a save fails, it is logged and tried again, and the key takes no change
           meanwhile.
-        * `unit`: that of the costs that calls `charge`, such as `tokens/s`. Without one the load
-          is what is measured.
+        * `unit`: that of the costs that calls `charge`, such as `tokens/s`.
 
         Raises `InvalidName`, and `CallerError` for a type that cannot be encoded, or whose objects
         cannot be changed, and for what is no store.
@@ -630,9 +628,8 @@ class Keyed(Service, Generic[T]):
         self._add(Part(union, one.kept | other.kept, one.charged + other.charged))
 
     def charge(self, key: str, amount: float) -> None:
-        """Add what a call has cost, such as its tokens. What the calls of a second cost is, in the
-        `unit` of this object, the cost of the bundle. A key that another process has by now costs
-        nothing here.
+        """Add what a call has cost, such as its tokens. The calls of a second together are the cost
+        of the bundle, in `unit`. A key that another process has by now costs nothing here.
 
         Raises `CallerError` without a unit, and for an amount that cannot be.
         """

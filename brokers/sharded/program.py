@@ -132,9 +132,8 @@ class Equipoise(Worker):
 
     At SIGTERM and SIGINT, in the context and in the main thread, the broker drains, and the program
     answers until no call for a key has come for 0.2 s, and for `linger_ms` at most. Then the
-    handler that was there before handles the signal. Where there is none for SIGTERM, the context
-    ends as when its task is cancelled, and then the process. A second signal goes to that handler
-    at once. If the event loop handles the signals, nothing is done before it.
+    handler that was there before handles the signal; a second signal goes to it at once. If the
+    event loop handles the signals, nothing is done before it.
 
     If the broker ends before its program does, every call raises `WorkerEnded` with the reason,
     also `check()`: call it in the health check of the program. `finished()` and the end of the
@@ -155,11 +154,11 @@ class Equipoise(Worker):
         * `cluster`: the name of the cluster. A program refuses the log of another one.
         * `address`: where other programs and callers reach this one, such as `http://host:8000`.
           Default: EQUIPOISE_ADDRESS in the environment when the program starts. One that is neither
-          installed nor mounted needs none: its worker listens on a port of its own.
+          installed nor mounted needs none.
         * `linger_ms`: how long the program answers at most after it has drained.
-        * `settings`: any setting of a broker, by name. A broker with a `broker_id` comes back as
+        * `settings`: any setting of a broker, by name. With `broker_id` a broker comes back as
           itself, and has its `data_dir` beside the log, if that is a file. Without one it is new at
-          each start. With `http_port` it listens at this port, beside the program's.
+          each start.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together, and
         `CallerError` for a malformed address, for two services of one namespace, and for what is no

@@ -82,9 +82,8 @@ class Cluster(Generic[S]):
 
     Use it as a context, from a plain function: it has an event loop of its own. Every call returns
     after everything has happened that can happen while no time passes. Only `advance`, and `call`
-    within its bound, let time pass: leases, deadlines and the bounds of `host.route` use that
-    clock. If a service awaits something of the real world (a thread, a socket), the cluster waits
-    for it, at most `patience_ms` of real time. After that the call counts as hanging.
+    within its bound, let time pass. If a service awaits something of the real world (a thread, a
+    socket), the cluster waits for it, at most `patience_ms` of real time.
 
     The leader places a free bundle, as in production, unless the test has taken the bundle.
 

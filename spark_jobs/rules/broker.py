@@ -238,10 +238,7 @@ def writes_after_leaving(case: BrokerCase) -> Violations:
 @rule(
     "broker",
     "alarm",
-    means=(
-        "A broker that still held its lease lost its bundles: two brokers may have served them at"
-        " once."
-    ),
+    means=("Two brokers may have served its bundles at once."),
     remedy="Look at the log lines and the clock of the broker that wrote the record.",
 )
 def premature_down(case: BrokerCase) -> Violations:
@@ -319,10 +316,7 @@ def _too_early(case: BrokerCase, what: str, *, extend_ms: int = 0) -> Violations
     "broker",
     "alarm",
     instead_of=("broker down: still_alive",),
-    means=(
-        "Somebody without access to the broker's data directory declared it dead: it may still"
-        " serve."
-    ),
+    means=("The broker may still serve."),
     remedy=RESTRICT_WRITERS,
 )
 def false_proof(case: BrokerCase) -> Violations:
@@ -369,10 +363,7 @@ def silent_too_long(case: BrokerCase) -> Violations:
 @rule(
     "broker",
     "alarm",
-    means=(
-        "The broker sees another state than the others: its view is damaged, or its version has"
-        " other rules."
-    ),
+    means=("The broker's view is damaged, or its version has other rules."),
     remedy=(
         "Restart the broker, so that it reads the log again. If it differs again, compare versions."
     ),

@@ -102,9 +102,7 @@ class LogCase(RejectionCase):
     "log",
     "warning",
     instead_of=("malformed",),
-    means=(
-        "Somebody who does not know the format writes to the log, or stored entries were damaged."
-    ),
+    means=("Another program writes to the log, or stored entries were damaged."),
     remedy=RESTRICT_WRITERS,
 )
 def malformed(case: LogCase) -> Violations:
@@ -116,10 +114,7 @@ def malformed(case: LogCase) -> Violations:
 @rule(
     "log",
     "alarm",
-    means=(
-        "The storage changed an entry. Brokers that read it already know what it was; a broker that"
-        " reads it now cannot go on."
-    ),
+    means=("A broker that reads the entry now cannot go on."),
     remedy=_RESTORE,
 )
 def entry_damaged(case: LogCase) -> Violations:
@@ -131,14 +126,11 @@ def entry_damaged(case: LogCase) -> Violations:
 @rule(
     "log",
     "alarm",
-    means=(
-        "Somebody removed entries, or the storage lost them. Brokers that read them have another"
-        " state than the log gives."
-    ),
+    means=("Brokers that read the missing entries have another state than the log gives."),
     remedy=_RESTORE,
 )
 def entries_missing(case: LogCase) -> Violations:
-    """No entry disappears from the midst of the log."""
+    """No entry disappears from the log."""
     # A log may skip offsets, so a gap alone proves nothing.
     if case.event == "entries_missing":
         first, last = case.details["from"], case.details["to"]
@@ -153,10 +145,7 @@ def entries_missing(case: LogCase) -> Violations:
 @rule(
     "log",
     "notice",
-    means=(
-        "Brokers accepted records that the audit must reject. It does not report each of them, nor"
-        " the differing digests."
-    ),
+    means=("Brokers accepted records that the audit must reject. It does not report each of them."),
     remedy=_RESTORE,
 )
 def damage_spreads(case: LogCase) -> Violations:
@@ -174,8 +163,7 @@ def damage_spreads(case: LogCase) -> Violations:
     "log",
     "warning",
     means=(
-        "Somebody who does not know the format writes there, or stored documents were damaged. The"
-        " audit ignores them."
+        "Another program writes there, or stored documents were damaged. The audit ignores them."
     ),
     remedy="Look at that offset of the topic or table that is named, and find out who wrote it.",
 )
@@ -223,10 +211,7 @@ def time_leapt(case: LogCase) -> Violations:
 @rule(
     "log",
     "warning",
-    means=(
-        "The log was truncated, or lost records, before the audit had read them. What these records"
-        " were is unknown."
-    ),
+    means=("The log was truncated, or lost records, before the audit had read them."),
     remedy="Keep the audit running, or let the channel keep more records.",
 )
 def records_lost(case: LogCase) -> Violations:
@@ -242,10 +227,7 @@ def records_lost(case: LogCase) -> Violations:
 @rule(
     "log",
     "notice",
-    means=(
-        "The log was closed for good when its channel was copied to another one. It gets no more"
-        " records to check."
-    ),
+    means=("The log was closed when its channel was copied to another one."),
     remedy="Audit the log that the finding names, with an archive of its own.",
 )
 def log_closed(case: LogCase) -> Violations:
@@ -260,10 +242,7 @@ def log_closed(case: LogCase) -> Violations:
 @rule(
     "log",
     "alarm",
-    means=(
-        "No later record is audited: the log was put back or replaced, its format version is too"
-        " new, or its head is gone."
-    ),
+    means=("No later record is audited."),
     remedy=(
         "Read the finding's text. Then audit the right log with an archive of its own, or with a"
         " newer version."

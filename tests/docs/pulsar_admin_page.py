@@ -43,17 +43,25 @@ def page() -> str:
 
 
 def _lines(group: Group) -> Iterator[str]:
-    """Yield a line for the commands of a group that work, and for each other verdict."""
+    """Yield a line for each verdict of a group. The line of the most commands is the last: where
+    they are many, it names none.
+    """
     commands: dict[str, list[str]] = {}
     for command, verdict in group.verdicts.items():
         kind, _, how = verdict.partition(": ")
         how = how or (group.lines_of(command)[0].prints if kind == NOT_HERE else "")
         how = re.sub(r"^this server has no '.*?': ", "", how)
         how = re.sub(r"because `set-[\w-]+` is", "because the command that sets it is", how)
+        how = re.sub(
+            r"^(persistent://\S+ is persistent|it stores no messages), and .*",
+            "this broker stores no messages",
+            how,
+        )
         told = f"*{kind}*: {cell(how)}" if how else f"*{kind}*"
         commands.setdefault(told, []).append(f"`{command.removeprefix(f'{group.name} ')}`")
-    for told, names in commands.items():
-        yield f"* {', '.join(names)}: {told}"
+    most = max(map(len, commands.values()))
+    for told, names in sorted(commands.items(), key=lambda item: len(item[1]) == most):
+        yield f"* {'All others' if len(names) == most >= 10 else ', '.join(names)}: {told}"
 
 
 if __name__ == "__main__":

@@ -178,9 +178,10 @@ def members(name: str) -> Iterator[Call]:
                 kind, function = "classmethod", value.__func__
             elif inspect.iscoroutinefunction(value):
                 kind = "async def"
-            is_public = not member.startswith("_") or (
-                member in ("__call__", "__enter__", "__aenter__") and function.__doc__
-            )
+            is_public = (
+                not member.startswith("_")
+                or (member in ("__call__", "__enter__", "__aenter__") and function.__doc__)
+            ) and "`equipoise.pytest` only" not in (function.__doc__ or "")
             if is_public and member not in seen and inspect.isfunction(function):
                 seen.add(member)
                 yield Call(f"{name}.{member}", function, kind)
@@ -239,6 +240,19 @@ def signature(call: Call) -> str:
     return f"```text\n{text}\n```" if "\n" in text else f"`{text}`"
 
 
+def is_a_line(call: Call) -> bool:
+    """Return whether a line in the section of its class describes a member: a property, or what
+    another call describes.
+    """
+    return call.text.startswith("See `") or (call.kind == "property" and "\n\n" not in call.text)
+
+
+def line_of(call: Call, text: str) -> str:
+    """Return the line of a member, with the type of a property."""
+    kind = f": {inspect.signature(call.called).return_annotation}" * (call.kind == "property")
+    return f"* `{call.name.rpartition('.')[2]}{kind}`: {text.removeprefix('Return ')}"
+
+
 def anchor(name: str) -> str:
     """Return the anchor of the section of a name."""
     return name.replace(".", "").lower()
@@ -283,7 +297,7 @@ def error_parts(names: frozenset[str]) -> Iterator[str]:
 
 def python_page() -> str:
     """Return docs/reference/python.md."""
-    names = frozenset({call.name for call in calls()} | set(errors.__all__))
+    names = frozenset({call.name for call in calls() if not is_a_line(call)} | set(errors.__all__))
     parts = [
         "# The Python API",
         WRITTEN_BY,
@@ -307,21 +321,19 @@ def python_page() -> str:
             parts.append(linked(public[name].text, name, names))
             parts += service_parts() if name == "Service" else []
             parts += [hosted] if is_hosted(name) else []
-            referring = []
+            lines, sections = list[str](), list[str]()
             for call in members(name) if inspect.isclass(public[name].called) else ():
                 other = described.setdefault(call.called, call.name)
                 text = call.text if other == call.name else f"See `{other}`."
-                if text.startswith("See `"):
-                    referring.append(
-                        f"* `{call.name.rpartition('.')[2]}`: {linked(text, call.name, names)}"
-                    )
+                if is_a_line(call) or other != call.name:
+                    lines.append(line_of(call, linked(text, call.name, names)))
                 else:
-                    parts += [
+                    sections += [
                         f"#### `{call.name}`",
                         signature(call),
                         linked(text, call.name, names),
                     ]
-            parts += ["\n".join(referring)] if referring else []
+            parts += ["\n".join(lines), *sections] if lines else sections
     return "\n\n".join((*parts, *error_parts(names))) + "\n"
 
 

@@ -413,7 +413,7 @@ def archive_page() -> str:
     shared = [line for line in uses if line in often.values()]
     parts = [
         by_hand + TABLES_WRITTEN_BY,
-        "Where a table says nothing else about a column, these are the meanings:",
+        "Unless a table describes them itself, these columns mean:",
         "\n".join(shared),
     ]
     for schema in SCHEMAS.values():

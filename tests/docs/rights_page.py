@@ -4,11 +4,8 @@ tests.docs.rights_page`.
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Final
 
-from equipoise.brokers.http.rights import ROWS
-from equipoise.brokers.security.rights import Need
 from tests.docs.markdown import cell, table
 from tests.docs.reference_pages import FOLDER
 from tests.unit.pulsar.wire_client import T
@@ -16,7 +13,6 @@ from tests.unit.security.who_may import ASKED, SUPER
 
 PAGE: Final = FOLDER / "rights.md"
 
-_ALL: Final = "all"
 IN_THE_NAMESPACE: Final = {"producer": "produce", "consumer": "consume", "tenant": "tenant admin"}
 IN_THE_CLUSTER: Final = {
     "no credentials": "nothing, no credentials either",
@@ -51,16 +47,6 @@ def page() -> str:
             " `AuthorizationError` on the Pulsar port. Without valid credentials it is 401, and"
             " `AuthenticationError`."
         ),
-        "## What each path needs",
-        (
-            "The first matching path counts; one of the rights before it is needed. `*` stands for"
-            " one part of a path, `**` for any rest. Paths that are not listed are those of"
-            " services, which every role may use: the service decides."
-        ),
-        "\n".join(
-            f"* {need}: {', '.join(f'`{methods or _ALL} {path}`' for methods, path, _ in rows)}"
-            for need, rows in groupby(ROWS, key=lambda row: needs(row[2]))
-        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -87,14 +73,6 @@ def _in_the_cluster(may: frozenset[str]) -> str:
     least = next(number for number, role in enumerate(rights) if role in may)
     assert may.issuperset(rights[least:]), "a right has all before it"
     return IN_THE_CLUSTER[rights[least]]
-
-
-def needs(need: Need) -> str:
-    """Return what a need is, as a list."""
-    found = [f"`{action}` in the namespace" for action in sorted(need.actions)] + [
-        "to administer the tenant"
-    ] * need.by_tenant
-    return ", ".join([*found, f"`{need.right}`"]) if need.right is not None else "nothing"
 
 
 if __name__ == "__main__":

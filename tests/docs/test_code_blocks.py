@@ -68,12 +68,6 @@ def tutorial(_: Path) -> Mapping[str, object]:
     return {"Keyed": equipoise.Keyed, "Page": dict}
 
 
-def tokens(folder: Path) -> Mapping[str, object]:
-    """Make the file of a token that the page makes."""
-    (folder / "orders.token").write_text("token\n")
-    return {}
-
-
 def partitions() -> Mapping[str, object]:
     """Return a worker and a service that do nothing."""
     worker = MagicMock()
@@ -94,7 +88,6 @@ def sessions() -> Mapping[str, object]:
 # What the text around a block has introduced, by page.
 INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
-    "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
     "docs/tutorial/first-service.md": tutorial,
 }

@@ -41,12 +41,12 @@ def test_every_public_name_is_in_a_section() -> None:
 @EACH_CALL
 def test_a_call_is_described(call: Call) -> None:
     """It has a section with its docstring, which is one of our own, or a line in the section of its
-    class that refers to another one.
+    class, as a property or one that refers to another.
     """
     assert call.called.__doc__, f"{call.name} has no docstring"
     owner, _, member = call.name.rpartition(".")
     heading = re.escape(f"# `{call.name}`\n")
-    line = rf"\n### `{owner}`\n(?:(?!### ).*\n)*\* `{member}`: See \[`"
+    line = rf"\n### `{owner}`\n(?:(?!### ).*\n)*\* `{member}(?:`: See \[?`|: .+`: \S)"
     assert re.search(
         rf"{heading}\n(?:```text\n(?:.+\n)+```\n\n)?\S|{line}",
         python_page(),

@@ -94,9 +94,8 @@ def pause(
 ) -> None:
     """Pause balancing for a while.
 
-    The balancer starts no moves, splits or merges until then. Running ones end, bundles without an
-    owner are still placed, and maintenance still empties brokers. Pause again to change the end or
-    the reason.
+    The balancer starts no moves, splits or merges until then. Pause again to change the end or the
+    reason.
     """
     admin.carry_out(pause_balancing, reason=reason, until_ms=end_ms(duration_ms))
 

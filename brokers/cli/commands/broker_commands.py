@@ -104,7 +104,7 @@ def show(
     """Show one broker, and what its load reports say.
 
     The CPU time of a call, a byte, a session and a bundle is fitted to the CPU use of all brokers.
-    `known_costs` names those that this use tells apart; the others are near what is assumed.
+    `known_costs` names those that this use distinguishes; the others are near what is assumed.
     """
     with channel.reading() as access:
         entry = known_broker(access.view, broker)

@@ -123,8 +123,8 @@ def owner(
 def cancel(bundle: BundleArgument, *, admin: Admin) -> None:
     """Cancel a transfer or a split that is not complete.
 
-    The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it
-    is running, or if its owner is already releasing it. Pulsar has no such command.
+    The owner keeps the bundle, under the same fencing token. Refused if its owner is already
+    releasing it. Not in Pulsar.
     """
     admin.carry_out(moves.cancel, bundle)
 

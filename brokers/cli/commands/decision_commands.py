@@ -35,9 +35,9 @@ def decisions(
 ) -> None:
     """Show what the balancer decided, and why.
 
-    Shows the newest decisions, oldest first: the leader's about moves, and each broker's about its
-    splits and merges. Includes rounds in which nothing moved. Some seconds after the moves of a
-    round, its outcome follows: the load of each broker as it was predicted and as it was measured.
+    Shows the newest decisions, oldest first, also rounds in which nothing moved. Some seconds after
+    the moves of a round, its outcome follows: the load of each broker as it was predicted and as it
+    was measured.
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
         found = newest_decisions(log, limit)

@@ -197,14 +197,12 @@ def copy(
 ) -> None:
     """Copy a channel to another log, and close the old one.
 
-    Use it to move a cluster from SQLite to Kafka, or back. Stop all brokers first: the command
-    waits for a broker that looks alive, and fails if that broker appends a record. Then start the
-    brokers on the new log. They find the same namespaces, bundles and policies, and all new fencing
-    tokens are above the old ones.
+    Use it to move a cluster from SQLite to Kafka, or back. Stop all brokers first. Then start them
+    on the new log: they find the same namespaces, bundles and policies, and all new fencing tokens
+    are above the old ones.
 
     With --leave-open the copy is a backup, which brokers may go on with if the old log is lost. It
-    works while brokers run. Its offsets start far above the end of the old log: records appended
-    later are missing, and no fencing token may be issued twice.
+    works while brokers run. Records appended later are missing.
     """
     done = options.copied(source, to)
     held = (
@@ -281,9 +279,9 @@ def compact(
 ) -> None:
     """Shorten the log without changing its state.
 
-    Writes the present state to the log's snapshot, from which readers then start, and removes older
-    records. Keeps what --retain names, and always the newest ten minutes. The leader compacts
-    automatically; this command does it now.
+    Writes the present state to the log's snapshot, and removes older records. Keeps what --retain
+    names, and always the newest ten minutes. The leader compacts automatically; this command does
+    it now.
     """
     from equipoise.compaction.compactor import compact as compact_log
 

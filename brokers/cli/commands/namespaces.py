@@ -311,9 +311,8 @@ def freeze(
 ) -> None:
     """Have the balancer leave the bundles of a namespace alone.
 
-    It neither moves them for load, nor splits or merges them. Bundles without an owner are still
-    placed; policies, maintenance and drains still move bundles; and so can you. Freeze again to
-    change the end or the reason.
+    It neither moves them for load, nor splits or merges them. Freeze again to change the end or the
+    reason.
     """
     admin.carry_out(verbs.freeze_namespace, namespace, reason=reason, until_ms=end_ms(duration_ms))
 

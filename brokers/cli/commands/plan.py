@@ -63,8 +63,7 @@ def plan(
     """Show what the balancer would move now, and what blocks further moves.
 
     Without --apply, this is a dry run: it reads the channel and the load reports, and changes
-    nothing. The settings on the channel override those of --broker-conf, which override the
-    defaults. It does not know the settings that brokers got when they started.
+    nothing. It does not know the settings that brokers got when they started.
 
     With --apply, it moves exactly what the file says, and Ctrl-C stops after the moves in flight.
     Exit code 1: no broker has sent a fresh load report; or the cluster has changed since the plan;

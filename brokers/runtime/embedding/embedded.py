@@ -329,9 +329,8 @@ class Worker:
         It serves what `http_port` would. Other brokers find it at the `address` of the program and
         `prefix`. It answers 503 while the worker does not run.
 
-        With the setting `authentication` callers need a token or a password. Without it, anyone who
-        reaches the app can drain the broker. So a program with an address other than loopback then
-        starts only with `insecure`.
+        Without the setting `authentication`, anyone who reaches the app can drain the broker. So a
+        program with an address other than loopback then starts only with `insecure`.
 
         Raises `CallerError` for a worker with `http_port`, or after its start, for a second mount,
         and for a prefix that is no path.
@@ -429,11 +428,9 @@ class Worker:
         * If another worker owns it, the caller is redirected to its `http` address (307). With
           `forward` this worker forwards the request, and the answer, piece by piece. It sends the
           request again if the owner has moved meanwhile, unless the owner may have executed it, or
-          took a part of a body over 1 MiB. The owner sees this program as its client, and must use
-          `by_key` too.
+          took a part of a body over 1 MiB. The owner must use `by_key` too.
         * While no worker owns it, the request waits for 5 s at most, and not longer than its
-          caller. At most 512 wait for one bundle. Others are answered 503, as after `timeout_ms` in
-          all.
+          caller. At most 512 wait for one bundle. Others get 503, as after `timeout_ms` in all.
 
         Refusals have the form of the broker's own. `X-Equipoise-Outcome: not-started` marks those
         without any effect, so `Client.request` repeats the request; `unknown` those after which it
