@@ -45,7 +45,6 @@ class _Run:
     def __init__(self, run: ArchiveRun, tail: Tail) -> None:
         self._run = run
         self._tail = tail
-        self._batches = 0
         self._patience = Patience(run.watch.note)
 
     def to_its_end(self, check: Callable[[], None]) -> None:
@@ -90,10 +89,9 @@ class _Run:
         archiving.positions = dict(batch.ends)
         self._run.is_whole = True
         self._run.written(rows)
-        self._batches += 1
         self._run.watch.batch(
             BatchDone(
-                batch=self._batches,
+                batch=self._run.watch.batches + 1,
                 rows=len(batch.arrivals),
                 took_ms=round(1_000 * (time.monotonic() - began_s)),
                 behind=None if end is None else behind,

@@ -44,7 +44,6 @@ class _Run:
         self._tail = tail
         self._check = check
         self._patience = Patience(audit.watch.note)
-        self._batches = 0
         self._committed_s = time.monotonic()
         self._restore()
 
@@ -91,11 +90,10 @@ class _Run:
         self._audit.watch.show()
 
     def _show(self, rows: int, *, took_ms: int) -> None:
-        self._batches += 1
         end = self._tail.end()
         self._audit.watch.batch(
             BatchDone(
-                batch=self._batches,
+                batch=self._audit.watch.batches + 1,
                 rows=rows,
                 took_ms=took_ms,
                 behind=None if end is None else max(0, end + 1 - self._position[Source.CHANNEL]),

@@ -27,7 +27,6 @@ CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
 # For Maven's own plugins and 10 MB of jars at 200 kB/s.
 _FETCH_S: Final = 600.0
-_READ_BYTES: Final = 1 << 20
 # The rest of Maven's output is a stack trace of its plugins.
 _OUTPUT_CHARACTERS_MAX: Final = 600
 
@@ -99,13 +98,11 @@ def connector_jars(*, note: Callable[[str], None] = lambda _: None) -> tuple[Pat
 
 def check_jar(path: Path, jar: Jar) -> None:
     """Raise `OperatorError` unless the file has the expected checksum. All jars take 10 ms."""
-    digest = hashlib.sha256()
     with path.open("rb") as opened:
-        while piece := opened.read(_READ_BYTES):
-            digest.update(piece)
-    if digest.hexdigest() != jar.sha256:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != jar.sha256:
         raise OperatorError(
-            f"{path} is not the expected jar: its SHA-256 is {digest.hexdigest()}, expected"
+            f"{path} is not the expected jar: its SHA-256 is {digest}, expected"
             f" {jar.sha256}; remove it and run `equipoise spark jars`, and find out who put it"
             " there"
         )

@@ -93,14 +93,14 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
 
 
 def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> None:
-    failures, batches, since_s = 0, -1, time.monotonic()
+    failures, batches, since_s = 0, 0, time.monotonic()
     while True:
         run = _Run(stream, watch)
         cause = run.to_its_end(check)
         if cause is None:
             return
-        if run.batches > batches or run.has_waited:
-            failures, batches = 0, run.batches
+        if watch.batches > batches or run.has_waited:
+            failures, batches = 0, watch.batches
         if not failures:
             since_s = time.monotonic()
         failures += 1
@@ -175,31 +175,13 @@ class Follower:
 
 
 class _Run:
-    """One start of a stream.
-
-    * `batches`: how many batches the checkpoint counts as done, in any run.
-    * `has_waited`: its sources answered that they had nothing new.
-    """
+    """One start of a stream. `has_waited`: its sources answered that they had nothing new."""
 
     def __init__(self, stream: Stream, watch: Watch) -> None:
         self._stream = stream
         self._watch = watch
         self._raised: Exception | None = None
         self.has_waited = False
-
-    @property
-    def batches(self) -> int:
-        """The number of the last finished batch; -1 before the first."""
-        with suppress(OSError):
-            return max(
-                (
-                    int(file.name)
-                    for file in (self._stream.checkpoint / "commits").iterdir()
-                    if file.name.isdigit()
-                ),
-                default=-1,
-            )
-        return -1
 
     def to_its_end(self, check: Callable[[], None]) -> Cause | None:
         """Start the stream and wait. Return why it failed, or None. Raise errors that cannot pass,

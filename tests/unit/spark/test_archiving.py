@@ -397,19 +397,6 @@ def test_a_saved_state_that_is_damaged_is_named(tmp_path: Path) -> None:
         archive(url, tmp_path / "archive")
 
 
-def test_large_entries_are_archived_in_several_batches(tmp_path: Path) -> None:
-    """Of 16 MiB in all."""
-    url = write_log(tmp_path, 50)
-    large = b"x" * (1 << 20)
-    with closing(open_log(url)) as log:
-        for _ in range(16):
-            log.append([large], timeout_ms=10_000)
-    run(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True))
-    records = Tables(tmp_path / "archive").dataset(Table.RECORDS)
-    stored = records.to_table(columns=["bytes"])["bytes"].to_pylist()
-    assert 16 == sum(each == large for each in stored)
-
-
 def test_intervals_that_last_are_those_of_the_view(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/log.db"
     with closing(open_log(url)) as log:

@@ -323,19 +323,18 @@ def test_a_second_process_is_refused(stage: Stage) -> None:
     assert "another process (audit) uses the archive" in refused[0]
 
 
-def test_a_log_that_cannot_be_audited_to_its_end_is_never_green(stage: Stage) -> None:
-    """Also not in the run after the one that found it out."""
+def test_a_truncation_without_any_record_after_it_is_never_green(stage: Stage) -> None:
+    """What it took is named with the next record."""
+    stage.audit()
+    known = stage.injected[-1]
     with closing(open_log(stage.options.log_url)) as log:
-        stream = log.end()
-        genesis = orjson.loads(log.read(1, limit=1)[0].data)
-        log.append([b"%d" % stream], timeout_ms=1_000)
-    with closing(sqlite3.connect(f"{stage.folder}/log")) as connection, connection:
-        connection.execute("UPDATE log SET end_offset = end_offset + 5")
-    assert genesis["kind"] == "genesis"
-    assert 3 == stage.audit()
-    assert 1 == stage.audit()
-    end = stage.injected[-1] + 1
-    assert stage.notes[-1].startswith(f"audited up to {end:,} of {end + 5:,}: no findings in 0")
+        end = log.append([b"lost"] * 9, timeout_ms=1_000)[-1]
+        log.truncate(end + 1, timeout_ms=1_000)
+        assert 1 == stage.audit()
+        assert stage.notes[-1].startswith(f"audited up to {known:,} of {end:,}: no findings in 0")
+        log.append([b"next"], timeout_ms=1_000)
+    assert 0 < stage.audit()
+    assert f"the offsets from {known + 1} to {end} are lost" in "".join(stage.results)
 
 
 def test_a_state_file_of_another_log_or_version_is_refused(tmp_path: Path) -> None:

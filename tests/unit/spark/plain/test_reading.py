@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import CallerError, LogNotBegun, OperatorError
+from equipoise.channel.core.errors import CallerError, LogNotBegun
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log
 from equipoise.spark_jobs.plain import reading as plain
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source
-from equipoise.spark_jobs.sources import reading
 from equipoise.spark_jobs.sources.reading import COMPANIONS, Reading
 from equipoise.spark_jobs.sources.sqlite_source import BEGINNING
 from tests.kafka.fixtures import Kafka
@@ -61,24 +60,6 @@ def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
         reading_of(f"sqlite:{tmp_path}/none")
     with pytest.raises(CallerError, match="lives in one process"):
         reading_of("memory:log")
-
-
-class OtherTopic:
-    """A log in a topic that was made anew."""
-
-    name, identity, is_open = "topic", "new", True
-
-    def close(self) -> None:
-        """Take note of it."""
-        self.is_open = False
-
-
-def test_another_topic_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = OtherTopic()
-    monkeypatch.setattr(reading, "open_log", lambda _url, *, create: other)
-    with pytest.raises(OperatorError, match=r"is not the one .* \(new, expected old\)"):
-        Reading("kafka://nowhere.test/topic", identity="old", entries_max=1, bytes_max=1)
-    assert not other.is_open
 
 
 @pytest.mark.integration

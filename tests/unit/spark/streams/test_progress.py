@@ -75,11 +75,6 @@ def test_without_a_sources_newest_offset_the_lag_is_unknown(newest: object) -> N
     assert batch_done(orjson.dumps({"sources": [source]})).behind is None
 
 
-def test_missing_numbers_are_zero() -> None:
-    expected = BatchDone(batch=0, rows=0, took_ms=0, behind=0, state_rows=0, state_bytes=0)
-    assert expected == batch_done(b"{}")
-
-
 def test_the_progress_line() -> None:
     done = batch_done(orjson.dumps(OF_KAFKA))
     line = "2,001 rows/s · 603 behind · batch 7 in 0.9 s · state 42 rows, 1.5 kB"

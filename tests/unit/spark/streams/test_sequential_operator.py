@@ -5,7 +5,6 @@ committed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,15 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import Sequence
-from equipoise.spark_jobs.sources.beginnings import lost
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.sequential_operator import FoldProcessor, pack, write_state
-from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.folding import channel_with
 from tests.channels.walk import Walk
 
@@ -208,17 +204,3 @@ def test_only_a_new_checkpoint_begins_with_the_given_state(tmp_path: Path) -> No
     rows = Worker(state, begin).run(arrivals[head : head + 1])
     rows += Worker(state, tmp_path / "none").run(arrivals[head + 1 :])
     assert ["accepted", "accepted"] == [row.verdict for row in rows if row.table == Table.RECORDS]
-
-
-def test_a_gap_is_looked_up_on_the_log(tmp_path: Path) -> None:
-    url = f"sqlite:{tmp_path / 'channel.db'}"
-    channel = channel_with("b1")
-    channel.own("b1")
-    with closing(open_log(url)) as log:
-        log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
-        assert lost(url, 2, 4) is None
-        view = cut_off(log, horizon=4, below=4)
-    assert lost(url, 4, 5) is None
-    snapshot = lost(url, 2, 4)
-    assert snapshot is not None
-    assert (4, view.digest()) == (from_bytes(snapshot).offset, from_bytes(snapshot).digest())

@@ -131,20 +131,6 @@ def test_what_is_said_while_no_batch_ends(story: list[tuple[Step, list[str]]]) -
         assert lines == list(step(silence)), number
 
 
-def test_checks_run_only_while_no_batch_ends() -> None:
-    silence = Silence("kafka://k/t", 0)
-    looks = []
-    for now_ms in range(0, 3 * LOOK_MS + 1, 250):
-        if silence.wants_look(now_ms):
-            looks.append(now_ms)
-            list(silence.seen(now_ms + 100, THERE))
-    assert [LOOK_MS, 2 * LOOK_MS, 3 * LOOK_MS] == looks
-    silence = Silence("kafka://k/t", 0)
-    for now_ms in range(0, 10 * LOOK_MS, 1_000):
-        silence.batch(now_ms)
-        assert not silence.wants_look(now_ms + 500)
-
-
 def test_a_check_of_a_log(tmp_path: Path) -> None:
     """It creates no log."""
     path = tmp_path / "channel.db"
