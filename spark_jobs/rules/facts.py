@@ -52,9 +52,10 @@ class Fact:
       `channel_incomplete`. Event of a malformed note: `unreadable_note`, with `context` {reached}.
 
     A serving note is a fact of its bundle. `after` is the bundle as the channel has it so far.
-    `context` is {begin, reached, log, stopped, follows}: the logical offset after which the channel
-    is known, the last one folded, the log's identity if known, whether folding has stopped for
-    good, and the damage since which the bundle's ownership is not known.
+    `context` is {begin, reached, received_ms, log, stopped, follows}: the logical offset after
+    which the channel is known, the last one folded, when the log's storage received the note, the
+    log's identity if known, whether folding has stopped for good, and the damage since which the
+    bundle's ownership is not known.
     """
 
     subject: str

@@ -5,7 +5,8 @@
   offsets of the channel.
 * A *stretch* is one document of evidence: from when until when an incarnation served.
 * Boot times compare only with stretches of the same boot of one machine. Otherwise wall times
-  count, within `CLOCKS_APART_MS`.
+  count, within `CLOCKS_APART_MS`, as far as the time fits at which the log's storage received the
+  document: a broker's clock may be hours off.
 * A stretch that only the token guards (`by_token`) may outlast its lease and overlap another
   server.
 * Evidence does not come through the log. It may be early, late or lost, so missing knowledge is no
@@ -67,6 +68,8 @@ class Stretch:
 
     * `due_ms`: when its ownership must be known; None once that is checked.
     * `reported`: findings already made about it.
+    * `late_ms`: how much later its first document was received than it says. It was late, or the
+      broker's clock is behind.
     * `is_within`: its token lies in the part of the log that is or will be read. The ownership
       itself may be unknown: a bundle made by a split or merge inherits a token that is older than
       itself.
@@ -82,6 +85,7 @@ class Stretch:
     started_ms: int
     answered_ms: int | None
     by_token: bool
+    late_ms: int = 0
     due_ms: int | None = None
     is_within: bool = False
     reported: list[str] = field(default_factory=list)
@@ -90,6 +94,11 @@ class Stretch:
     def identity(self) -> tuple[int, int, str, int]:
         """What two documents of one stretch have in common."""
         return self.incarnation, self.token, self.boot, self.started_ns
+
+    @property
+    def begun_ms(self) -> int:
+        """The wall time at which it certainly had begun."""
+        return self.started_ms + self.late_ms
 
     @property
     def end_ns(self) -> int:
@@ -164,7 +173,11 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
             since_ms = 0  # The ownership began before the audit, so the time is unknown.
         serving.ownerships.append(
             OwnershipOnLog(
-                token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms
+                token=holder[0],
+                incarnation=holder[1],
+                since_ms=since_ms,
+                # A log's time that stands still says nothing of when this was.
+                read_ms=_TIME_MS_MAX if fact.context.get("stands") else fact.at_ms,
             )
         )
         if len(serving.ownerships) > OWNERSHIPS_MAX:
@@ -193,13 +206,15 @@ def check_serving(serving: Serving, fact: Fact) -> Iterator[Finding]:
     another log of the same name.
     """
     document, log = fact.record or {}, fact.context.get("log")
-    stretch = _stretch(document) if log in (None, document.get("log")) else None
+    received_ms = fact.context.get("received_ms") or document.get("at_ms", 0)
+    stretch = _stretch(document, received_ms) if log in (None, document.get("log")) else None
     if stretch is None:
         return
-    stretch = _merged(serving, stretch, max(fact.at_ms, document["at_ms"]) + COMES_LATE_MS)
+    noted_ms = min(document["at_ms"], received_ms)
+    stretch = _merged(serving, stretch, max(fact.at_ms, noted_ms) + COMES_LATE_MS)
     is_unowned = _is_known_unowned(serving, stretch)
     if stretch.due_ms is not None:
-        is_unowned = _is_read_past(serving, stretch, document["at_ms"], fact)
+        is_unowned = _is_read_past(serving, stretch, noted_ms, fact)
     for kind in _KINDS:
         yield from _check_rules(
             kind, StretchCase(serving, stretch, is_unowned), fact.subject, fact.at_ms
@@ -219,8 +234,10 @@ def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Find
                 )
 
 
-def _stretch(document: Raw) -> Stretch | None:
-    """Return a document as a stretch; None if it is malformed."""
+def _stretch(document: Raw, received_ms: int) -> Stretch | None:
+    """Return a document as a stretch; None if it is malformed. `received_ms` is when the log's
+    storage got it.
+    """
     texts = [document.get(name) for name in ("broker", "boot")]
     counts = [
         document.get(name)
@@ -238,7 +255,9 @@ def _stretch(document: Raw) -> Stretch | None:
         or not (answered_ns is None or _is_count(answered_ns))
     ):
         return None
-    ahead_ms = document["at_ms"] - document["at_ns"] // _NS_PER_MS
+    late_ms = received_ms - document["at_ms"]
+    # Nothing is received before it is noted: then the broker's clock is ahead.
+    ahead_ms = document["at_ms"] - document["at_ns"] // _NS_PER_MS + min(late_ms, 0)
     return Stretch(
         broker=document["broker"],
         incarnation=document["incarnation"],
@@ -250,6 +269,7 @@ def _stretch(document: Raw) -> Stretch | None:
         started_ms=document["started_ns"] // _NS_PER_MS + ahead_ms,
         answered_ms=None if answered_ns is None else answered_ns // _NS_PER_MS + ahead_ms,
         by_token=by_token,
+        late_ms=max(late_ms, 0),
     )
 
 
@@ -415,7 +435,7 @@ def _together_ms(one: Stretch, other: Stretch) -> float:
             for a, b in ((one, other), (other, one))
         )
         return 1 / _NS_PER_MS if begun else 0
-    return min(one.end_ms, other.end_ms) - max(one.started_ms, other.started_ms) - CLOCKS_APART_MS
+    return min(one.end_ms, other.end_ms) - max(one.begun_ms, other.begun_ms) - CLOCKS_APART_MS
 
 
 @rule(
@@ -477,8 +497,8 @@ def served_before_owned(case: StretchCase) -> Iterator[Fault]:
         (each for each in case.serving.ownerships if (each.token, each.incarnation) == identity),
         None,
     )
-    if own is not None and stretch.started_ms < own.since_ms - CLOCKS_APART_MS:
-        early_ms = own.since_ms - stretch.started_ms
+    if own is not None and stretch.begun_ms < own.since_ms - CLOCKS_APART_MS:
+        early_ms = own.since_ms - stretch.begun_ms
         text = (
             f"{stretch} began to serve {early_ms} ms before the record that gave it the bundle was"
             " written"

@@ -163,7 +163,11 @@ def _serving(arrival: Arrival, raw: Raw, now: Now) -> Sequence[Emitted] | None:
     if type(bundle) is not str or type(raw.get("broker")) is not str:
         return None
     entry = now.view.bundles.get(bundle)
-    context: dict[str, object] = {"begin": now.begin, "reached": now.view.offset}
+    context: dict[str, object] = {
+        "begin": now.begin,
+        "reached": now.view.offset,
+        "received_ms": arrival.at_ms,
+    }
     if now.log is not None:
         context["log"] = now.log
     if now.stopped:

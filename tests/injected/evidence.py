@@ -57,13 +57,14 @@ class _Served:
         return Run(channel=self.run.channel, serving=serving).arrivals
 
     def and_document(self, place: int, stretch: Stretch) -> list[Arrival]:
-        """Return all arrivals, with this document a moment after the one at `place`."""
+        """Return all arrivals, with this document a moment after the one at `place`, or when
+        it was noted.
+        """
         serving = list(self.run.serving)
         beside = serving[self.places[place]]
+        at_ms = max(beside.at_ms + 1, stretch["at_ms"])
         serving.append(
-            beside._replace(
-                offset=len(serving) + 1, at_ms=beside.at_ms + 1, value=orjson.dumps(stretch)
-            )
+            beside._replace(offset=len(serving) + 1, at_ms=at_ms, value=orjson.dumps(stretch))
         )
         return Run(channel=self.run.channel, serving=serving).arrivals
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from random import Random
 
+import orjson
 import pytest
 
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.sequence.rows import Source
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
 from tests.injected.forgeries import FORGERIES
 from tests.injected.honest import honest, play
 from tests.injected.injection import Kind
@@ -30,6 +31,7 @@ KINDS_MIN = 30
 MUTANTS_MIN = 10
 PLACES = 1
 SECONDS = 8
+HOUR_MS = 3_600_000
 pytestmark = pytest.mark.slow
 
 SEEDS = (101,)
@@ -70,6 +72,23 @@ def test_honest_brokers_break_no_rule_for_an_audit_that_begins_in_the_middle(nam
         if arrival.source != Source.CHANNEL or arrival.offset >= reader.position
     ]
     assert [] == findings_of(left, begin=to_bytes(reader.view))
+
+
+def test_clocks_that_are_an_hour_apart_blame_nobody() -> None:
+    """Those of brokers on machines of their own, and that of the log once it is set back."""
+    run = play(honest("moves", seconds=SECONDS), SEEDS[0], evidence=True)
+    half = run.channel[len(run.channel) // 2].offset
+    apart: list[Arrival] = []
+    for note in run.serving:
+        document = orjson.loads(note.value or b"")
+        clock_ms = (0, HOUR_MS, -HOUR_MS)[int(document["broker"][-1]) % 3]
+        away = {"boot": document["broker"], "at_ms": document["at_ms"] + clock_ms}
+        apart.append(note._replace(value=orjson.dumps({**document, **away})))
+    assert [] == findings_of([*run.channel, *apart])
+    set_back = [
+        each._replace(at_ms=each.at_ms - HOUR_MS * (each.offset > half)) for each in run.channel
+    ]
+    assert {"time_fell"} == {each.rule for each in findings_of([*set_back, *run.serving])}
 
 
 @pytest.mark.parametrize("name", ["lost-directories", "moves"])

@@ -95,6 +95,7 @@ class Context(TypedDict, total=False):
     * `names`: for records about bundles, the broker ids of the live incarnations that the record
       and its bundle name.
     * `member`: for a record of a broker's key other than a renewal, the `Member` before it.
+    * `stands`: true if the log's time stands still, because the clock was set back.
     * `timeless`: true if the log's time stood still since that broker's last record, so that its
       silence cannot be measured.
     * `unseen_ms`: how much time passed since then without showing in log time, according to early
@@ -121,6 +122,7 @@ class Context(TypedDict, total=False):
     unknown: Sequence[str]
     names: Mapping[str, str]
     member: Mapping[str, object]
+    stands: bool
     timeless: bool
     unseen_ms: int
     accuser_back_ms: int
@@ -264,6 +266,8 @@ class Membership:
             "checked_by": _THE_LOG,
             "publisher": self._publisher(raw),
         }
+        if behind_ms > APPEND_TIME_ERROR_MS:
+            context["stands"] = True
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
         expected = verdict_before_content(
             self._known, offset, raw, self._envelope, is_well_formed=self._is_well_formed

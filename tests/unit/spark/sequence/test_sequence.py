@@ -423,7 +423,9 @@ def test_serving_evidence_is_a_fact_of_its_bundle() -> None:
         fact.at_ms,
         fact.verdict,
     )
-    assert {"begin": 0, "reached": channel.view.offset, "log": "its id"} == fact.context
+    reached = channel.view.offset
+    context = {"begin": 0, "reached": reached, "received_ms": 2_000, "log": "its id"}
+    assert context == fact.context
     assert fact.after is not None
     assert "owned" == fact.after["phase"]
 
@@ -436,7 +438,8 @@ def test_serving_evidence_after_the_end_of_folding_is_marked() -> None:
     rows = Sequence(FACTS).feed(
         [*arrivals(channel.entries), Arrival("serving", 1, 2_000, document)]
     )
-    assert {"begin": 0, "reached": channel.view.offset, "stopped": True} == facts(rows)[-1].context
+    context = {"begin": 0, "reached": channel.view.offset, "received_ms": 2_000, "stopped": True}
+    assert context == facts(rows)[-1].context
 
 
 @pytest.mark.parametrize("source", ["decisions", "loads", "serving"])
