@@ -96,22 +96,20 @@ class Writer:
         self._tables: dict[str, DeltaTable] = {}
         self._new_files: dict[str, int] = defaultdict(int)
         self._lasting: list[DataFile] | None = None
-        self._begun_again: set[Table] = set()
+        self._positions: dict[Table, int] = {}
 
     def position(self, table: Table) -> int:
         """Return the position of its source at which `table` continues: 0 in a new table."""
-        if table in self._begun_again:
-            return 0
-        found = self._tables.get(table)
-        version = None if found is None else found.transaction_version(SCHEMAS[table].source)
-        return version or 0
+        # Not asked of the table: object storage may be away.
+        return self._positions.get(table, 0)
 
     def begin_again(self, source: Source) -> None:
         """Take rows of `source` from position 0 on, after it was made anew. The next commit of its
         tables lowers their position.
         """
-        tables = WRITTEN_BY[self.writer]
-        self._begun_again.update(each for each in tables if SCHEMAS[each].source is source)
+        for table in WRITTEN_BY[self.writer]:
+            if SCHEMAS[table].source is source:
+                self._positions[table] = 0
 
     def write(self, rows: pa.Table) -> None:
         """Write rows (`spark_jobs.tables.arrow.EMITTED`) that are not there yet.
@@ -187,7 +185,8 @@ class Writer:
             self._commit(
                 name, added, removed, None if position is None else Transaction(source, position)
             )
-            self._begun_again.discard(table)
+            if position is not None:
+                self._positions[table] = position
             if replaces:
                 self._lasting = [file for file in added if file.day is None]
             self._new_files[name] += len(added)
@@ -374,13 +373,17 @@ class Writer:
     def open_tables(self) -> None:
         """Open the tables that are there, also after a commit in doubt. Raises as `open_writer`."""
         self._lasting = None
-        self._begun_again.clear()
+        self._positions.clear()
         for name in names_of(self.writer):
             self.place.mend(name)
             found = self.place.opened(name)
             if found is not None:
                 check_table(found, self.place, log=self.log)
                 self._tables[name] = found
+                if name != STATE:
+                    with self.place.reading_errors(f"table {name}"):
+                        version = found.transaction_version(SCHEMAS[Table(name)].source)
+                    self._positions[Table(name)] = version or 0
 
     def __enter__(self) -> Self:
         return self
