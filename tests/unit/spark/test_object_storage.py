@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,15 +18,18 @@ import pytest
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_ports
+from equipoise.spark_jobs.archive.run import ArchiveRun
 from equipoise.spark_jobs.audit.findings_table import open_findings
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.plain import archive as plain
 from equipoise.spark_jobs.plain.audit import run_audit
+from equipoise.spark_jobs.plain.reading import Tail
 from equipoise.spark_jobs.report.job import made_report
-from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.spark_jobs.sequence.rows import Positions, Table
+from equipoise.spark_jobs.sources.reading import Batch
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen
-from equipoise.spark_jobs.tables import writing
+from equipoise.spark_jobs.tables import delta, writing
 from tests.spark.archived import writer_of
 from tests.spark.spark_logs import WrittenStream
 from tests.unit.spark.test_archiving import archive, rows_of, run, write_log
@@ -50,24 +55,30 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serve an empty bucket in a process of its own, because `deltalake` waits for it with
-    Python's lock. Yield its URL.
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve object storage in a process of its own, because `deltalake` waits for it with Python's
+    lock.
     """
     (port,) = free_ports(1)
     use(monkeypatch, port)
-    server = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(server, stderr=subprocess.DEVNULL) as running:
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
         try:
             give_up_s = time.monotonic() + 60
             while not answers(port):
                 assert time.monotonic() < give_up_s
                 time.sleep(0.1)
-            url = f"http://127.0.0.1:{port}/archives"
-            with urlopen(Request(url, method="PUT")):
-                yield "s3://archives/one"
+            yield running
         finally:
             running.kill()
+
+
+@pytest.fixture
+def bucket(server: subprocess.Popen[bytes]) -> str:
+    """Make an empty bucket. Return its URL."""
+    place = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    with urlopen(Request(f"http://{place}/archives", method="PUT")):
+        return "s3://archives/one"
 
 
 def test_an_archive_in_object_storage_has_the_same_rows(
@@ -130,3 +141,42 @@ def test_object_storage_that_does_not_answer_is_named(
     options = ArchiveOptions(log_url=write_log(tmp_path, 20), archive="s3://away/x", to_end=True)
     with pytest.raises(PeerError, match="the archive s3://away/x does not answer"):
         plain.run_archive(options, Screen(result=print, note=print))
+
+
+def test_object_storage_that_goes_away_and_comes_back_has_every_row(
+    bucket: str,
+    server: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under a live archive. What was asked of it meanwhile is done late."""
+    url, outages, after = write_log(tmp_path, 40), list[str](), Tail.after
+    monkeypatch.setattr(plain, "BATCH_S", 0.0)
+    monkeypatch.setitem(delta._PATIENCE, "timeout", "1s")  # noqa: SLF001 - not to wait for long
+
+    def stop_server(_run: ArchiveRun, _rows: object) -> None:
+        if not outages:
+            server.send_signal(signal.SIGSTOP)
+            with closing(open_log(url)) as log:
+                log.append([b"later"], timeout_ms=5_000)
+
+    def note(line: str) -> None:
+        if "does not answer" in line:
+            outages.append(line)
+            server.send_signal(signal.SIGCONT)
+
+    def until_all_is_archived(tail: Tail, position: Positions) -> Batch | None:
+        batch = after(tail, position)
+        if outages and batch is not None and not batch.arrivals:
+            raise KeyboardInterrupt
+        return batch
+
+    monkeypatch.setattr(ArchiveRun, "written", stop_server)
+    monkeypatch.setattr(Tail, "after", until_all_is_archived)
+    with pytest.raises(KeyboardInterrupt):
+        plain.run_archive(
+            ArchiveOptions(log_url=url, archive=bucket), Screen(result=print, note=note)
+        )
+    assert outages[0].startswith("the batch is repeated: the object storage of the archive")
+    archive(url, tmp_path / "archive")
+    assert rows_of(tmp_path / "archive")[Table.RECORDS] == rows_of(bucket)[Table.RECORDS]
