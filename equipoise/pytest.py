@@ -129,13 +129,12 @@ class MovesAtEveryAwait:
         """Yield a new cluster for each run: one without a move, then one for each await point, with
         a move of the bundle of `key`.
 
-        The body of the loop is the scenario. It creates the namespace, calls the service, and
-        checks the results, the same in each run.
+        The body of the loop is the scenario: the same in each run.
 
         An await point is a suspension of a coroutine of the service or of the test, in any task,
-        while a broker owns the bundle. The coroutine continues when the move is over. If `close` or
-        another task waits for it, it continues after `patience_ms` of real time.
-        `equipoise.Cluster` defines the other arguments.
+        while a broker owns the bundle. The coroutine continues when the move is over, or after
+        `patience_ms` of real time if the move waits for it. `equipoise.Cluster` defines the other
+        arguments.
 
         With the name of an app, such as `visits:app`, the clusters consist of programs, which the
         scenario calls by `request`. Their namespaces exist. With `kills`, the owner of the key is

@@ -43,8 +43,7 @@ class Bundle:
     def contains(self, namespace: str, key: str) -> bool:
         """Return whether the bundle holds `key` of `namespace`.
 
-        One service serves the bundles of all namespaces, whose ranges are the same. So a hash alone
-        does not tell whose key it is.
+        The ranges of all namespaces are the same, so a hash alone does not identify the bundle.
         """
         return namespace == self.namespace and bundle_contains(self.low, self.high, key_hash(key))
 
@@ -201,8 +200,7 @@ class Ownership:
     the work is answered.
 
     Give `token` to every store that you write to, and have the store refuse a smaller one than it
-    has seen: a process can stall between the second check and the store, and only the store can
-    tell.
+    has seen.
 
     * `bundle`: the bundle that it is about.
     * `fetch`: a function that asks the former owner's service for state that its `close` did not

@@ -64,8 +64,7 @@ class Tasks(Service):
     `Tasks("acme/crawler", crawl)`.
 
     `work` runs until it is cancelled, or until it has nothing more to do. It must end soon after
-    its cancellation: the next owner waits for it, for `close_ms` at most. After that only the token
-    keeps it from the store.
+    its cancellation: the next owner waits for it, for `close_ms` at most.
     """
 
     def __init__(
