@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.errors import not_ready
 from equipoise.brokers.http.answers import json_answer, text_answer, typed
+from equipoise.brokers.http.otlp import export_metrics
 from equipoise.brokers.http.page.files import PageFiles
 from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.router import ChannelLoss
@@ -75,7 +76,7 @@ class Health:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return all metrics, in Prometheus' text format."""
-        return web.Response(body=self._scrape(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.scrape(), headers={"Content-Type": CONTENT_TYPE})
 
     async def metrics_as_json(self, _request: web.Request) -> web.Response:
         """Return all metrics in the JSON form of Pulsar's `monitoring-metrics`: an object for each
@@ -84,7 +85,7 @@ class Health:
         Buckets of histograms are left out.
         """
         found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-        for family in text_string_to_metric_families(self._scrape().decode()):
+        for family in text_string_to_metric_families(self.scrape().decode()):
             for sample in family.samples:
                 # JSON has no infinity.
                 if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
@@ -93,7 +94,12 @@ class Health:
             [{"metrics": values, "dimensions": dict(labels)} for labels, values in found.items()]
         )
 
-    def _scrape(self) -> bytes:
+    async def export_metrics(self) -> None:
+        """Export all metrics by OTLP until cancelled, if OpenTelemetry's variables ask for that."""
+        await export_metrics(self._worker, self.scrape)
+
+    def scrape(self) -> bytes:
+        """Return all metrics of now, in Prometheus' text format."""
         worker = self._worker
         lease, now = worker.agent.lease, worker.clock.now()
         return worker.metrics.scrape(

@@ -21,7 +21,7 @@ from equipoise.brokers.errors import InvalidConfig, invalid_service
 from equipoise.brokers.http.admin.absent import unmatched
 from equipoise.brokers.http.answers import typed
 from equipoise.brokers.http.app import make_app, served
-from equipoise.brokers.http.health import WaitingRoom
+from equipoise.brokers.http.health import Health, WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import bind_locally, bound, own_addresses, with_room
@@ -145,7 +145,7 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        loops = [*loops_of(worker, listens=bool(listening))]
+        loops = [*loops_of(worker, listens=bool(listening)), Health(worker).export_metrics()]
         if checks_address:
             loops.append(call_own_address(worker))
         for loop in loops:
