@@ -135,21 +135,21 @@ class Looking:
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         processes: dict[int, int] = {}
-        told = frozenset[str]()
+        reported = frozenset[str]()
         while not self._is_over:
             locks = self._locks
             pids = set[int]()
-            told &= locks.keys()
-            for instance_id in locks.keys() - told:
+            reported &= locks.keys()
+            for instance_id in locks.keys() - reported:
                 with contextlib.suppress(OSError):
                     look = look_at(locks[instance_id], instance_id)
                     if look.has_ended:
-                        told |= {instance_id}
+                        reported |= {instance_id}
                         self._ended(instance_id)
                     elif look.pid is not None:
                         pids.add(look.pid)
             _follow(poller, processes, pids)
-            for file, _ in poller.poll(_LOOK_MS if locks.keys() - told else None):
+            for file, _ in poller.poll(_LOOK_MS if locks.keys() - reported else None):
                 if file == self._woken:
                     os.read(self._woken, 4_096)
                 else:
