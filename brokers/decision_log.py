@@ -44,14 +44,18 @@ class DecisionLog:
         self._documents.append([Document(decision.broker, encode(decision))])
 
 
-def newest_decisions(log_url: str, at_most: int) -> Sequence[Decision]:
+def newest_decisions(
+    log_url: str, at_most: int, *, until_ms: int | None = None
+) -> Sequence[Decision]:
     """Return the last decisions beside the channel at `log_url`, oldest first, without unreadable
-    ones.
+    ones: of all, or of those written up to Unix time `until_ms`.
 
     Raises what `open_side_log` raises, and `SideLogUnavailable`.
     """
     with closing(open_side_log(log_url, DECISIONS)) as documents:
-        found = [decode(each.value or b"") for each in newest(documents, at_most)]
+        found = [
+            decode(each.value or b"") for each in newest(documents, at_most, until_ms=until_ms)
+        ]
     return [decision for decision in found if decision is not None]
 
 

@@ -108,6 +108,10 @@ class Moves:
         begun = self._begun.get(bundle)
         return None if begun is None else begun.reason
 
+    def begun_ns(self) -> Mapping[str, int]:
+        """Return when each current move was read to start, by the clock of `folded`."""
+        return {bundle: begun.at_ns for bundle, begun in self._begun.items()}
+
     def resynced(self, resync: Resync) -> None:
         """Forget the moves of all bundles that changed in skipped records: how they ended is
         unknown.

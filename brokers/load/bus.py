@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final
 
 from equipoise.brokers.load.documents import LOAD_BYTES_MAX, decode_load, encode_load, light
@@ -27,6 +29,28 @@ LOADS: Final = SideTopic(
     document_bytes_max=LOAD_BYTES_MAX,
 )
 """Loads with averages, by broker."""
+
+
+def loads_at(log_url: str, *, at_ms: int, age_ms_max: int) -> Sequence[Load]:
+    """Return the load of each broker as it was known at Unix time `at_ms`, ordered by id, of those
+    that reported within `age_ms_max` before. Raises what `open_side_log` raises, and
+    `SideLogUnavailable`.
+    """
+    with closing(open_side_log(log_url, LOADS)) as reports:
+        found = read_on(reports, reports.position_at(at_ms - age_ms_max))
+        # The last report of a broker replaces the others.
+        values = {
+            kept.key: kept.value for kept in takewhile(lambda each: each.at_ms <= at_ms, found)
+        }
+    return [load for broker in sorted(values) for load in _decoded(values[broker])]
+
+
+def _decoded(value: bytes | None) -> Sequence[Load]:
+    """Return a load; nothing if it was withdrawn, or cannot be read."""
+    try:
+        return (decode_load(value or b""),)
+    except PeerError:
+        return ()
 
 
 class LoadBus:

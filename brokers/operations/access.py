@@ -12,8 +12,15 @@ from typing import Final, TypeVar
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BundleEntry, Verdict
-from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log, Progress, unwatched
+from equipoise.channel.core.errors import CallerError, LogClosed, LogTruncated, LogUnavailable
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    READ_ENTRIES_MAX,
+    Entry,
+    Log,
+    Progress,
+    unwatched,
+)
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.table import Resync, resync_between
@@ -134,6 +141,69 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
             yield Folded(offset=closed.offset, record=decode(entry.data), verdict=Verdict())
             return
         yield folded
+
+
+def folded_until(access: Access, offset: int, *, moment: str) -> Iterator[Folded]:
+    """Fold the unread records up to a logical offset, one by one. In a gap, the last one is below.
+
+    Raises `CallerError` if that is before what can be folded (then it names `moment`), before the
+    first record, or after the last; and what `entries` and `Reader.feed` raise.
+    """
+    view = access.view
+    if view.offset > offset:
+        raise gone(access, moment)
+    reaches = False
+    for entry in entries(access):
+        # The log's first offset is known only from its first record.
+        reaches = view.offset >= 0 and entry.offset + view.base > offset
+        folded = None if reaches else feed(access, entry)
+        if folded is None:
+            break
+        yield folded
+    if view.offset > offset or not (reaches or view.offset == offset):
+        raise unknown_offset(access, offset)
+
+
+def feed(access: Access, entry: Entry) -> Folded | None:
+    """Fold one entry. Return None at the one that closed the log, which is the last."""
+    try:
+        return access.reader.feed(entry)
+    except LogClosed:
+        return None
+
+
+def unknown_offset(access: Access, offset: int) -> CallerError:
+    """Return the error for an offset without a record. Read on to find the end of the log."""
+    for entry in entries(access):
+        if feed(access, entry) is None:
+            break
+    end = access.view.offset
+    there = (
+        f"its last record is at {end}, and gaps are normal; list its records: equipoise channel"
+        " tail"
+        if end >= 0
+        else "it has no records yet; start a broker on it"
+    )
+    return CallerError(f"the log {access.log.name} has no record at offset {offset}; {there}")
+
+
+def gone(access: Access, moment: str) -> CallerError:
+    """Return the error for a moment before the earliest view that can be folded."""
+    known_from = access.view.offset
+    why = (
+        f"no longer has the view at {moment}: the records before offset {known_from} have been"
+        " compacted"
+    )
+    if access.log.start() == FIRST_OFFSET:
+        problem = "its first record was appended later"
+        if access.view.offset >= 0:
+            problem = (
+                f"it is a copy; the records before offset {known_from} are on the log that it was"
+                " made from"
+            )
+        why = f"does not have the view at {moment}: {problem}"
+    advice = "ask for a later moment, or look at a backup from before it"
+    return CallerError(f"the log {access.log.name} {why}; {advice}")
 
 
 def follow(

@@ -82,6 +82,7 @@ class Worker:
     # Namespaces that this program creates. Nobody is told that they do not exist.
     promised: frozenset[str] = frozenset()
     calls = 0  # For keys, so far.
+    log_id = ""  # The identity of the log, once it is open.
 
     def __init__(
         self,
@@ -176,6 +177,7 @@ class Worker:
         self.profile = replace(self.profile, lock=self._local_state.lock)
         try:
             log, reader = await self._local_state.open_log(self.replay_progress.restored)
+            self.log_id = log.identity
             try:
                 self.agent = Agent(
                     broker=self.broker_id,

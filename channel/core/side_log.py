@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Literal, NamedTuple, Protocol
 
 from equipoise.channel.core.errors import PeerError
@@ -117,10 +118,15 @@ def read_on(side_log: SideLog, position: int) -> Iterator[Kept]:
         position = found[-1].position + 1
 
 
-def newest(side_log: SideLog, at_most: int) -> Sequence[Kept]:
-    """Return the last documents, oldest first. Raises `SideLogUnavailable`."""
+def newest(side_log: SideLog, at_most: int, *, until_ms: int | None = None) -> Sequence[Kept]:
+    """Return the last documents, oldest first: of all, or of those that came up to Unix time
+    `until_ms`. Raises `SideLogUnavailable`.
+    """
     first, end = side_log.bounds()
-    return list(read_on(side_log, max(first, end - at_most))) if at_most else ()
+    if until_ms is not None:
+        end = side_log.position_at(until_ms + 1)
+    found = read_on(side_log, max(first, end - at_most)) if at_most else ()
+    return list(takewhile(lambda kept: kept.position < end, found))
 
 
 class SideLogUnavailable(PeerError):

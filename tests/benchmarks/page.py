@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Final, cast
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.http.page.live import Focus, LiveOverview
+from equipoise.brokers.http.page.live import Focus, LiveOverview, _sections
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX
@@ -42,6 +42,7 @@ def stand_in() -> Worker:
         view=view,
         broker_id=view.live_brokers()[0].broker,
         log_name=LOG,
+        log_id=LOG,
         config=SimpleNamespace(log_url=LOG, base_settings=BalancingSettings()),
         clock=clock,
         agent=SimpleNamespace(is_suspect=lambda *_, **__: False),
@@ -74,7 +75,10 @@ async def page(live: LiveOverview, focus: Focus | None, sent: list[int]) -> None
         await asyncio.sleep(0)
         sent[0] += len(data)
 
-    await live._send(write, lambda: live._sections(focus, {}))  # noqa: SLF001 - without a socket.
+    await live._send(  # noqa: SLF001 - without a socket.
+        write,
+        lambda: _sections(live._overview, focus, {}),  # noqa: SLF001 - as above.
+    )
 
 
 async def measured(worker: Worker, loads: Sequence[Load], kind: str) -> dict[str, float]:

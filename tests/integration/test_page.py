@@ -7,11 +7,13 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
@@ -154,7 +156,7 @@ def test_a_token_is_asked_for_and_a_viewer_cannot_act(
         expect(page.get_by_text("There is no namespace yet.")).to_be_visible()
         for broker in cluster.broker_ids:
             expect(page.get_by_role("rowheader", name=broker)).to_be_visible()
-        expect(page.get_by_role("button")).to_have_count(0)
+        expect(page.get_by_role("button")).to_have_text(["Look back"])
 
 
 def test_changes_arrive_without_a_reload(chromium: Browser, cluster: LocalCluster) -> None:
@@ -251,6 +253,67 @@ def test_a_dead_broker_is_named_and_a_broken_stream_too(
         is_live(orphan)
         expect(alert).not_to_be_visible()
         expect(page.get_by_text(f"{dead} was declared dead")).not_to_be_visible()
+
+
+def test_the_page_shows_a_past_moment_in_which_nobody_can_act(
+    chromium: Browser, cluster: LocalCluster
+) -> None:
+    """By keyboard, in each view, also one that the log does not have. Then it is live again."""
+    create(cluster, "acme/orders", 64)
+    with page_of(chromium, cluster) as page:
+        is_live(page)
+        link = page.get_by_role("link", name="acme/orders", exact=True)
+        expect(link).to_be_visible()
+        expect(page.get_by_role("button", name="Turn balancing off")).to_be_visible()
+        page.get_by_role("button", name="Look back").click()
+        expect(page.get_by_role("status")).to_have_text("the past")
+        region = page.get_by_role("region", name="The past")
+        expect(region).to_contain_text("Nothing can be changed in the past.")
+        expect(page.get_by_role("button")).to_have_count(1)
+        expect(page.get_by_role("region", name="What was wrong")).to_be_visible()
+        page.goto(f"{cluster.addresses[0]}/#/bundle/acme/orders/{FIRST}")
+        expect(page.get_by_text("Go back to live to see its history")).to_be_visible()
+        page.get_by_role("link", name="Plan").click()
+        expect(page.get_by_text("A plan is made for now.")).to_be_visible()
+        page.get_by_role("link", name="Cluster").click()
+        slider = page.get_by_role("slider", name="Offset")
+        slider.press("Home")
+        expect(region).to_contain_text("offset 1")
+        expect(page.get_by_text("There is no namespace yet.")).to_be_visible()
+        expect(page.get_by_role("rowheader", name=cluster.broker_ids[0])).to_have_count(0)
+        page.route("**/v1/overview?at=*", lambda route: route.continue_(url=beyond(route)))
+        slider.press("ArrowRight")
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("has no record at offset 999999999")
+        page.unroute("**/v1/overview?at=*")
+        page.get_by_role("button", name="Back to live").click()
+        is_live(page)
+        expect(link).to_be_visible()
+        expect(alert).not_to_be_visible()
+
+
+def beyond(route: Route) -> str:
+    """The same request for a moment that the log does not have."""
+    return re.sub("at=[0-9]+", "at=999999999", route.request.url)
+
+
+def test_a_log_that_was_replaced_is_named(chromium: Browser, tmp_path: Path) -> None:
+    """Live, and while the page shows a past moment."""
+    first = ClusterSettings(directory=tmp_path / "first", brokers=1)
+    with ExitStack() as stack:
+        with LocalCluster(first) as cluster:
+            url = cluster.addresses[0]
+            create(cluster, "acme/orders", 2)
+            pages = [stack.enter_context(opened_page(chromium, url)) for _ in range(2)]
+            for page in pages:
+                is_live(page)
+            pages[1].get_by_role("button", name="Look back").click()
+            expect(pages[1].get_by_role("status")).to_have_text("the past")
+        port = int(url.rpartition(":")[2])
+        with LocalCluster(replace(first, directory=tmp_path / "second", http_port=port)):
+            pages[1].get_by_role("slider").press("Home")
+            for page in pages:
+                expect(page.get_by_role("alert")).to_contain_text("The log was replaced: offset ")
 
 
 def test_a_namespace_of_65536_bundles_is_explored_by_keyboard(

@@ -37,10 +37,17 @@ from equipoise.brokers.cli.rows import (
 )
 from equipoise.brokers.decision_log import last_outcome_and_stay
 from equipoise.brokers.errors import UnknownNamespace
-from equipoise.brokers.operations.access import Access, entries, folded_to_end, follow
+from equipoise.brokers.operations.access import (
+    Access,
+    entries,
+    folded_to_end,
+    folded_until,
+    follow,
+    gone,
+    unknown_offset,
+)
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import CallerError, InvalidName, LogClosed
-from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.ranges import (
     HASH_MAX,
     BundleName,
@@ -441,27 +448,11 @@ def fold_to(access: Access, moment: Moment) -> str:
     * Raises `LogClosed` if the time is after the log was closed.
     * Raises what `entries_to_end` and `Reader.feed` raise.
     """
-    return (
-        _fold_to_time(access, moment)
-        if moment.offset is None
-        else _fold_to_offset(access, moment, moment.offset)
-    )
-
-
-def _fold_to_offset(access: Access, moment: Moment, offset: int) -> str:
-    view = access.view
-    if view.offset > offset:
-        raise gone(access, moment.text)
-    reaches, time = False, ""
-    for entry in entries(access):
-        # The log's first offset is known only from its first record.
-        reaches = view.offset >= 0 and entry.offset + view.base > offset
-        folded = None if reaches else feed(access, entry)
-        if folded is None:
-            break
+    if moment.offset is None:
+        return _fold_to_time(access, moment)
+    time = ""
+    for folded in folded_until(access, moment.offset, moment=moment.text):
         time = time_of(folded) or time
-    if view.offset > offset or not (reaches or view.offset == offset):
-        raise unknown_offset(access, offset)
     return time
 
 
@@ -478,48 +469,6 @@ def _fold_to_time(access: Access, moment: Moment) -> str:
         # After the record that closed the log, its channel continues on another log.
         time = time_of(access.reader.feed(entry)) or time
     return time
-
-
-def feed(access: Access, entry: Entry) -> Folded | None:
-    """Fold one entry. Return None at the one that closed the log, which is the last."""
-    try:
-        return access.reader.feed(entry)
-    except LogClosed:
-        return None
-
-
-def unknown_offset(access: Access, offset: int) -> CallerError:
-    """Return the error for an offset without a record. Read on to find the end of the log."""
-    for entry in entries(access):
-        if feed(access, entry) is None:
-            break
-    end = access.view.offset
-    there = (
-        f"its last record is at {end}, and gaps are normal; list its records: equipoise channel"
-        " tail"
-        if end >= 0
-        else "it has no records yet; start a broker on it"
-    )
-    return CallerError(f"the log {access.log.name} has no record at offset {offset}; {there}")
-
-
-def gone(access: Access, moment: str) -> CallerError:
-    """Return the error for a moment before the earliest view that can be folded."""
-    known_from = access.view.offset
-    why = (
-        f"no longer has the view at {moment}: the records before offset {known_from} have been"
-        " compacted"
-    )
-    if access.log.start() == FIRST_OFFSET:
-        problem = "its first record was appended later"
-        if access.view.offset >= 0:
-            problem = (
-                f"it is a copy; the records before offset {known_from} are on the log that it was"
-                " made from"
-            )
-        why = f"does not have the view at {moment}: {problem}"
-    advice = "ask for a later moment, or look at a backup from before it"
-    return CallerError(f"the log {access.log.name} {why}; {advice}")
 
 
 app.command("copy")(copy)

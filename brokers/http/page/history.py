@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -25,11 +25,12 @@ from equipoise.brokers.load.documents import decode_load
 from equipoise.brokers.operations.access import attached, entries
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogClosed, PeerError
-from equipoise.channel.core.log import Entry
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.channel.inspect.story import Names, ending_of, story_of
 from equipoise.channel.log.open_log import open_side_log
 from equipoise.shedder.loads import tag_of, unpack
+
+T = TypeVar("T")
 
 RECORDS_MAX: Final = 100
 """How many records are shown: the newest."""
@@ -76,7 +77,7 @@ def _story(log_url: str, bundle: str) -> dict[str, object]:
     with attached(log_url, timeout_ms=READ_MS_MAX) as access:
         names, known_from = Names(access.view), access.view.offset
         with suppress(LogClosed):
-            for folded, lines in story_of(name, access.reader, names, _in_turns(entries(access))):
+            for folded, lines in story_of(name, access.reader, names, in_turns(entries(access))):
                 number += 1
                 shown.append({"offset": folded.offset, **record_row(folded, lines)})
         ending = ending_of(name, access.view, names)
@@ -88,8 +89,10 @@ def _story(log_url: str, bundle: str) -> dict[str, object]:
     }
 
 
-def _in_turns(found: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield entries, and leave the interpreter to others for as long as the work on them takes."""
+def in_turns(found: Iterable[T]) -> Iterator[T]:
+    """Yield entries or records, and leave the interpreter to others for as long as the work on them
+    takes.
+    """
     began_ns = time.thread_time_ns()
     for place, entry in enumerate(found, start=1):
         yield entry

@@ -25,6 +25,7 @@ from equipoise.brokers.http.events import EVENTS, HEARTBEAT, HEARTBEAT_MS, Write
 from equipoise.brokers.http.page.files import PageFiles
 from equipoise.brokers.http.page.history import History
 from equipoise.brokers.http.page.overview import INTERVAL_NS, Overview
+from equipoise.brokers.http.page.past import Moment, Past
 from equipoise.brokers.http.page.plans import Plans
 from equipoise.brokers.http.page.sections import Rows, Sections, changes
 from equipoise.brokers.http.page.weighing import Budget
@@ -33,6 +34,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.rights import OPERATE, Place
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, check_namespace
+from equipoise.channel.core.records import INTEGER_MAX
 
 PAGES_MAX: Final = 32
 """Open pages of one broker: each may cost 0.4 % of a core, and 20 KB/s."""
@@ -62,6 +64,7 @@ class LiveOverview:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._overview = Overview(worker)
+        self._past = Past(worker, self._overview.numbers)
         self._pages = 0
         self._closing = asyncio.Event()
 
@@ -78,13 +81,18 @@ class LiveOverview:
         """Return what the page shows of the cluster: brokers, what is wrong, namespaces, moves,
         decisions. Its form may change with any version.
 
-        With `namespace`, it also has the bundles of that namespace from `low` to `high`.
+        With `namespace`, it also has the bundles of that namespace from `low` to `high`. With `at`,
+        it is the overview of when the log ended at that offset.
         """
         ready_view(self._worker)
         focus = _focus_in(request)
+        if parameter_of(request, "at") is not None:
+            moment = await self._past.at(integer_of(request, "at", default=0, at_most=INTEGER_MAX))
+            # Nobody can change the past.
+            return json_answer(await _sections(moment, focus, {"may_operate": False, "name": None}))
         you = self._you(request)
         if EVENTS not in request.headers.get("Accept", ""):
-            return json_answer(await self._sections(focus, you))
+            return json_answer(await _sections(self._overview, focus, you))
         if self._pages >= PAGES_MAX:
             raise Overloaded(
                 what=f"the list of open pages at broker {self._worker.broker_id}", limit=PAGES_MAX
@@ -93,7 +101,7 @@ class LiveOverview:
         try:
             return await streamed(
                 request,
-                lambda write: self._send(write, lambda: self._sections(focus, you)),
+                lambda write: self._send(write, lambda: _sections(self._overview, focus, you)),
             )
         finally:
             self._pages -= 1
@@ -110,19 +118,6 @@ class LiveOverview:
             "may_operate": may_operate,
             "name": requester_of(request) if may_operate else None,
         }
-
-    async def _sections(self, focus: Focus | None, you: Rows) -> Sections:
-        found = {**await self._overview.sections(), "you": you}
-        if focus is None:
-            return found
-        if focus.namespace not in self._worker.view.namespaces:
-            text = f"there is no namespace {focus.namespace}"
-            return {**found, "focus": {"": {"namespace": focus.namespace, "problem": text}}}
-        if not focus.budget.is_used_up:
-            focus.rows = await self._overview.focus(
-                focus.namespace, focus.low, focus.high, focus.budget
-            )
-        return {**found, "focus": focus.rows}
 
     async def _send(self, write: Write, look: Callable[[], Awaitable[Sections]]) -> None:
         began_ns = last_ns = time.monotonic_ns()
@@ -154,6 +149,18 @@ def page_routes(worker: Worker, overview: LiveOverview) -> Sequence[web.RouteDef
         *History(worker).routes(),
         *(reading(worker, route) for route in Plans(worker).routes()),
     )
+
+
+async def _sections(source: Overview | Moment, focus: Focus | None, you: Rows) -> Sections:
+    found = {**await source.sections(), "you": you}
+    if focus is None:
+        return found
+    if focus.namespace not in source.view.namespaces:
+        text = f"there is no namespace {focus.namespace}"
+        return {**found, "focus": {"": {"namespace": focus.namespace, "problem": text}}}
+    if not focus.budget.is_used_up:
+        focus.rows = await source.focus(focus.namespace, focus.low, focus.high, focus.budget)
+    return {**found, "focus": focus.rows}
 
 
 def _focus_in(request: web.Request) -> Focus | None:

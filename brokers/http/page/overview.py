@@ -16,25 +16,22 @@ from typing import Final
 
 from equipoise.brokers.balancing.controls import controls_document
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.moves import Moves
 from equipoise.brokers.balancing.planning import fresh
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.decision_log import DecisionTail
 from equipoise.brokers.http.page.problems import problem_rows, problems_at_broker
 from equipoise.brokers.http.page.sections import (
-    MOVING_MAX,
+    Activity,
     Rows,
     Sections,
     Seen,
-    asked_row,
     broker_rows,
     decision_row,
-    moved_row,
     moving_rows,
 )
-from equipoise.brokers.http.page.strips import SERVERS_MAX
 from equipoise.brokers.http.page.weighing import (
     HOT_MAX,
+    SERVERS_MAX,
     SHARE,
     Budget,
     Namespace,
@@ -49,6 +46,7 @@ from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, N
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.table import Resync
+from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Load
 
 INTERVAL_NS: Final = 1_000_000_000
@@ -61,9 +59,7 @@ load."""
 UNSETTLED_MAX: Final = 1_000
 """How many bundles on their way are looked at. All may be, while no program serves them."""
 
-MOVED_MAX: Final = 40
 DECISIONS_MAX: Final = 30
-ASKED_MAX: Final = 30
 
 _READ_NS: Final = 2_500_000_000  # As often as a broker may report.
 _READ_NS_MAX: Final = 30_000_000_000
@@ -74,9 +70,7 @@ class Overview:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._moves = Moves()
-        self._moved: deque[tuple[str, Rows]] = deque(maxlen=MOVED_MAX)
-        self._asked: deque[tuple[str, Rows]] = deque(maxlen=ASKED_MAX)
+        self._activity = Activity()
         self._touched: dict[str, None] = {}  # Namespaces to weigh first.
         self._numbers: dict[str, int] = {}
         self._next_number = count(1)
@@ -96,6 +90,18 @@ class Overview:
         self._lock = asyncio.Lock()
         self._sections: Sections = {}
         self.end = worker.listen(self._folded, resynced=self._resynced)
+
+    @property
+    def view(self) -> View:
+        """The view of now."""
+        return self._worker.view
+
+    def numbers(self, view: View) -> Mapping[str, int]:
+        """Return the numbers of brokers, by id, with those of a view. They stay the same."""
+        for name in view.brokers:
+            if name not in self._numbers:
+                self._numbers[name] = min(next(self._next_number), SERVERS_MAX)
+        return self._numbers
 
     async def sections(self) -> Sections:
         """Return the overview, which is made anew if it is old."""
@@ -122,13 +128,11 @@ class Overview:
         if weights is None or weights.view is not view or now_ns >= self._read_due_ns:
             took_ns = await asyncio.to_thread(self._read)
             began_ns = time.thread_time_ns()
-            for name in view.brokers:
-                if name not in self._numbers:
-                    self._numbers[name] = min(next(self._next_number), SERVERS_MAX)
+            numbers = self.numbers(view)
             settings = settings_in(view, self._worker.config.base_settings)
             now_ms = self._worker.clock.now().wall_ms
             self._fresh = fresh(self._loads, settings, now_ms=now_ms)
-            self._weights = weights = weights_of(view, self._numbers, self._fresh)
+            self._weights = weights = weights_of(view, numbers, self._fresh)
             took_ns += time.thread_time_ns() - began_ns
             self._budget.spent(took_ns)
             # At most half of the budget.
@@ -140,23 +144,12 @@ class Overview:
         unsettled = self._worker.view.first_unsettled(UNSETTLED_MAX)
         now_ms = self._worker.clock.now().wall_ms
         self._since_ms = _since(self._since_ms, (each.name for each in unsettled), now_ms)
-        self._free_since_ms = _since(self._free_since_ms, self._free(), now_ms)
+        self._free_since_ms = _since(self._free_since_ms, free_in(self._namespaces), now_ms)
         seen = self._seen()
-        hot = nlargest(HOT_MAX, (each for found in self._namespaces.values() for each in found.hot))
         return {
-            "cluster": self._cluster(seen),
-            "brokers": broker_rows(seen),
-            "problems": problem_rows(seen, unsettled),
-            "moving": self._moving(seen, unsettled),
-            "moved": dict(self._moved),
+            **sections_of(seen, self._namespaces, unsettled, self._activity),
+            "cluster": cluster_rows(self._worker, seen, self._namespaces),
             "decisions": dict(self._decisions),
-            "asked": dict(self._asked),
-            "controls": controls_document(seen.view, seen.now_ms),
-            "namespaces": self._shown(),
-            "hot": {
-                f"{place:02}": {"bundle": name, "cost": float(f"{cost:.2g}"), "server": server}
-                for place, (cost, name, server) in enumerate(hot)
-            },
         }
 
     def _read(self) -> int:
@@ -193,7 +186,7 @@ class Overview:
             since_ms=self._since_ms,
             free={
                 name: (number, self._free_since_ms.get(name, now.wall_ms))
-                for name, number in self._free().items()
+                for name, number in free_in(self._namespaces).items()
             },
             last_round=self._last_round,
             at_broker=[*self._at_broker(now.wall_ms), *([self._problem] if self._problem else [])],
@@ -213,31 +206,6 @@ class Overview:
         advice = "Read what it logs."
         return [*found, *((problem, advice) for problem in worker.client_problems.values())]
 
-    def _free(self) -> dict[str, int]:
-        """Return how many bundles of each namespace have no owner, as they were weighed last."""
-        return {name: each.free for name, each in self._namespaces.items() if each.free}
-
-    def _cluster(self, seen: Seen) -> Rows:
-        view, leader = seen.view, seen.view.leader()
-        return {
-            "name": view.cluster,
-            "log": self._worker.log_name,
-            "answers": self._worker.broker_id,
-            "leader": None if leader is None else leader.broker,
-            "offset": view.offset,
-            "at_ms": seen.now_ms,
-            "bundles": len(view.bundles),
-            "namespaces": len(view.namespaces),
-            "moving": sum(each.moving for each in self._namespaces.values()),
-            "free": sum(self._free().values()),
-            "policy": seen.settings.balancing.shedder,
-        }
-
-    def _moving(self, seen: Seen, unsettled: Sequence[BundleEntry]) -> Rows:
-        shown = [bundle for bundle in unsettled if bundle.phase != "free"][:MOVING_MAX]
-        reasons = {bundle.name: self._moves.reason(bundle.name) for bundle in shown}
-        return moving_rows(seen, shown, {name: why for name, why in reasons.items() if why})
-
     async def _weigh(self, weights: Weights) -> None:
         """Weigh the namespaces: all at first, then those that changed, then the others in turn."""
         names, is_first = weights.view.namespaces, not self._namespaces
@@ -255,30 +223,17 @@ class Overview:
         if is_first:  # To open a page costs one whole pass.
             self._budget = Budget()
 
-    def _shown(self) -> Rows:
-        if len(self._namespaces) <= NAMESPACES_MAX:
-            return {name: each.row for name, each in self._namespaces.items()}
-        shown = nlargest(
-            NAMESPACES_MAX,
-            self._namespaces.items(),
-            key=lambda pair: (pair[1].free, pair[1].cost),
-        )
-        return {name: each.row for name, each in shown}
-
     # --- listening ---
 
     def _folded(self, folded: Folded) -> None:
-        now = self._worker.clock.now()
-        row = asked_row(folded, self._worker.view)
-        if row is not None:
-            self._asked.append((f"{folded.offset:012}", row))
-        for move in self._moves.folded(folded, self._worker.clock.boot_ns()):
-            row = moved_row(move, self._worker.view, at_ms=now.wall_ms)
-            self._moved.append((f"{move.offset} {move.bundle}", row))
+        clock = self._worker.clock
+        self._activity.folded(
+            folded, self._worker.view, now_ns=clock.boot_ns(), at_ms=clock.now().wall_ms
+        )
         self._touch(folded.verdict.changes)
 
     def _resynced(self, resync: Resync) -> None:
-        self._moves.resynced(resync)
+        self._activity.moves.resynced(resync)
         self._touch(resync.changes)
 
     def _touch(self, changes: Sequence[Change]) -> None:
@@ -289,6 +244,61 @@ class Overview:
                     self._touched[entry.namespace] = None
             elif isinstance(change, NamespaceChanged):
                 self._touched[change.name] = None
+
+
+def sections_of(
+    seen: Seen,
+    namespaces: Mapping[str, Namespace],
+    unsettled: Sequence[BundleEntry],
+    activity: Activity,
+) -> Sections:
+    """Return the sections that a view, its loads and its records have. `unsettled`: bundles on
+    their way.
+    """
+    hot = nlargest(HOT_MAX, (each for found in namespaces.values() for each in found.hot))
+    return {
+        **activity.sections(),
+        "brokers": broker_rows(seen),
+        "problems": problem_rows(seen, unsettled),
+        "moving": moving_rows(seen, unsettled, activity.moves),
+        "controls": controls_document(seen.view, seen.now_ms),
+        "namespaces": _shown(namespaces),
+        "hot": {
+            f"{place:02}": {"bundle": name, "cost": float(f"{cost:.2g}"), "server": server}
+            for place, (cost, name, server) in enumerate(hot)
+        },
+    }
+
+
+def cluster_rows(worker: Worker, seen: Seen, namespaces: Mapping[str, Namespace]) -> Rows:
+    """Return the row of the cluster, as the broker of `worker` answers."""
+    view, leader = seen.view, seen.view.leader()
+    return {
+        "name": view.cluster,
+        "log": worker.log_name,
+        "log_id": worker.log_id,
+        "answers": worker.broker_id,
+        "leader": None if leader is None else leader.broker,
+        "offset": view.offset,
+        "at_ms": seen.now_ms,
+        "bundles": len(view.bundles),
+        "namespaces": len(view.namespaces),
+        "moving": sum(each.moving for each in namespaces.values()),
+        "free": sum(free_in(namespaces).values()),
+        "policy": seen.settings.balancing.shedder,
+    }
+
+
+def free_in(namespaces: Mapping[str, Namespace]) -> Mapping[str, int]:
+    """Return how many bundles have no owner, of the namespaces with any."""
+    return {name: each.free for name, each in namespaces.items() if each.free}
+
+
+def _shown(namespaces: Mapping[str, Namespace]) -> Rows:
+    shown = nlargest(
+        NAMESPACES_MAX, namespaces.items(), key=lambda pair: (pair[1].free, pair[1].cost)
+    )
+    return {name: each.row for name, each in shown}
 
 
 def _since(before: Mapping[str, int], names: Iterable[str], now_ms: int) -> Mapping[str, int]:

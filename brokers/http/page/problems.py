@@ -100,7 +100,7 @@ def _problems_of_brokers(seen: Seen) -> Iterator[_Problem]:
                 "Look at its process, its log and its network. If it stays silent for its lease,"
             )
             yield "bad", f"{name} is late with its renewal", f"{remedy} others take its bundles."
-        elif broker.live and name not in seen.fresh and joined_ms > _FREE_MS:
+        elif broker.live and seen.knows_loads and name not in seen.fresh and joined_ms > _FREE_MS:
             text = f"{name} sends no load reports, so nothing is balanced with it"
             yield "warn", text, "Read what it logs about its reports, and check its clock."
         elif broker.live and name in seen.fresh and seen.fresh[name].problem is not None:

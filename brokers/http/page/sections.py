@@ -5,13 +5,15 @@ Costs are shares of a core, uses are fractions, times are Unix time in milliseco
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from equipoise.brokers.balancing.controls import maintenances_in
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.moves import ObservedMove
+from equipoise.brokers.balancing.moves import Moves, ObservedMove
 from equipoise.brokers.balancing.named import patterns_of
 from equipoise.brokers.balancing.policies import domain_of, domains_in
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -31,6 +33,9 @@ Sections = Mapping[str, Rows]
 
 MOVING_MAX: Final = 100
 """How many moves under way are shown. The others are only counted."""
+
+MOVED_MAX: Final = 40
+ASKED_MAX: Final = 30
 
 _LINES_MAX: Final = 12
 _LINE_CHARACTERS_MAX: Final = 300
@@ -63,6 +68,7 @@ class Seen:
     * `free`: how many bundles of a namespace have no owner, and since when some have none.
     * `last_round`: of the shedder, if it is known.
     * `at_broker`: what is wrong with the broker that answers: a sentence and a remedy each.
+    * `knows_loads`: loads are kept for a while only.
     """
 
     view: View
@@ -75,6 +81,7 @@ class Seen:
     free: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     last_round: Decision | None = None
     at_broker: Sequence[tuple[str, str]] = ()
+    knows_loads: bool = True
 
 
 def broker_rows(seen: Seen) -> dict[str, object]:
@@ -104,18 +111,18 @@ def broker_rows(seen: Seen) -> dict[str, object]:
     return rows
 
 
-def moving_rows(seen: Seen, unsettled: Iterable[BundleEntry], reasons: Mapping[str, str]) -> Rows:
-    """Return a row for each bundle on its way, by name. `reasons`: as far as they are known."""
+def moving_rows(seen: Seen, unsettled: Iterable[BundleEntry], moves: Moves) -> Rows:
+    """Return a row for each bundle on its way, by name. `moves`: as far as they are known."""
+    moving = islice((each for each in unsettled if each.phase != "free"), MOVING_MAX)
     return {
         bundle.name: {
             "phase": bundle.phase,
             "from": broker_of(seen.view, bundle.source),
             "to": broker_of(seen.view, bundle.owner),
             "since_ms": seen.since_ms.get(bundle.name, seen.now_ms),
-            "reason": reasons.get(bundle.name),
+            "reason": moves.reason(bundle.name),
         }
-        for bundle in unsettled
-        if bundle.phase != "free"
+        for bundle in moving
     }
 
 
@@ -150,6 +157,30 @@ def record_row(folded: Folded, lines: Sequence[str]) -> Rows:
         "refused": not folded.verdict.accepted,
         "lines": [line[:_LINE_CHARACTERS_MAX] for line in lines[:_LINES_MAX]],
     }
+
+
+class Activity:
+    """The moves under way, those that have ended, and what people asked for, in the records that
+    were folded so far.
+    """
+
+    def __init__(self) -> None:
+        self.moves = Moves()
+        self._moved: deque[tuple[str, Rows]] = deque(maxlen=MOVED_MAX)
+        self._asked: deque[tuple[str, Rows]] = deque(maxlen=ASKED_MAX)
+
+    def folded(self, folded: Folded, view: View, *, now_ns: int, at_ms: int) -> None:
+        """Note a record that was read at `now_ns` (see `Moves.folded`), Unix time `at_ms`."""
+        row = asked_row(folded, view)
+        if row is not None:
+            self._asked.append((f"{folded.offset:012}", row))
+        for move in self.moves.folded(folded, now_ns):
+            row = moved_row(move, view, at_ms=at_ms)
+            self._moved.append((f"{move.offset} {move.bundle}", row))
+
+    def sections(self) -> Sections:
+        """Return the sections of what has ended."""
+        return {"moved": dict(self._moved), "asked": dict(self._asked)}
 
 
 def decision_row(decision: Decision) -> Rows:

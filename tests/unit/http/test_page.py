@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from base64 import b64decode
@@ -15,16 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.http.page import plans
+from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.http.page import past, plans
 from equipoise.brokers.http.page.files import _contents
 from equipoise.brokers.http.page.sections import changes, rounded
-from equipoise.brokers.http.page.strips import SHADE_MAX, Strip, Weighed, shade_of
-from equipoise.brokers.http.page.weighing import SHARE, Budget
+from equipoise.brokers.http.page.weighing import SHADE_MAX, SHARE, Budget, Strip, Weighed, shade_of
 from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.log.open_log import open_log
 from equipoise.shedder.loads import BundleTraffic, Load
+from tests.channels.compacting import compacted
+from tests.decisions import idle
 from tests.unit.cli.worlds import WORLDS
 from tests.unit.http.cluster import (
     NAMESPACE,
@@ -199,6 +203,12 @@ async def test_the_files_need_no_token_and_the_overview_needs_a_right(broker: Br
         found: Any = answer.json()
         return answer.status, found["you"]["may_operate"] if "you" in found else None
 
+    past = "/v1/overview?at=1"
+    refused = [
+        (await broker.ask("GET", past, headers=headers)).status
+        for headers in ({}, bearer(token("nobody")))
+    ]
+    assert [401, 403] == refused
     for role, right in (("reader", "read"), ("operator", "operate")):
         body = json.dumps(right).encode()
         path = f"/admin/v2/grants/{role}"
@@ -207,6 +217,84 @@ async def test_the_files_need_no_token_and_the_overview_needs_a_right(broker: Br
     assert [(403, None), (200, False), (200, True), (200, True)] == [
         await asked(role) for role in ("nobody", "reader", "operator", SUPER)
     ]
+
+
+@with_cluster(brokers=2)
+async def test_a_past_moment_is_as_it_was_live(cluster: Cluster) -> None:
+    """With the loads and decisions of then, and without what came later. Nobody can act."""
+    bundle, owner, other = cluster.first()
+    config, now_ms = owner.worker.config, owner.worker.clock.now().wall_ms
+    bus, decisions = LoadBus(config.log_url), DecisionLog(config.log_url)
+    cost = BundleTraffic(bundle=bundle, cost=0.25)
+    bus.publish(Load(broker=owner.id, at_ms=now_ms, bundles=(cost,), bundle_count=4, cost=0.25))
+    decisions.write(idle(now_ms, broker=owner.id))
+    await cluster.give(bundle, other)
+    await cluster.settled()
+    path = f"/v1/overview?namespace={NAMESPACE}"
+    live: Any = (await other.get(path)).json()
+    offset = live["cluster"]["offset"]
+
+    later_ms = now_ms + 600_000
+    bus.publish(Load(broker=owner.id, at_ms=later_ms, bundle_count=1, cost=9.0))
+    decisions.write(idle(later_ms, broker=owner.id))
+    assert 204 == (await other.put(f"/admin/v2/namespaces/{bundle}/split")).status
+    then: Any = (await other.get(f"{path}&at={offset}")).json()
+    same = ("brokers", "namespaces", "focus", "hot", "moving", "controls")
+    assert {name: live[name] for name in same} == {name: then[name] for name in same}
+    assert (offset, live["cluster"]["log_id"], 1) == (
+        then["cluster"]["offset"],
+        then["cluster"]["log_id"],
+        then["cluster"]["first"]["offset"],
+    )
+    assert [(bundle, owner.id, other.id)] == [
+        (row["bundle"], row["from"], row["to"]) for row in then["moved"].values()
+    ]
+    assert ([1, 1], False) == (
+        [len(then["asked"]), len(then["decisions"])],
+        then["you"]["may_operate"],
+    )
+
+
+@with_broker()
+async def test_a_moment_that_the_log_does_not_have_is_refused(broker: Broker) -> None:
+    end = broker.worker.view.offset
+    for offset, sentence in ((10**9, "has no record at offset 1000000000"), (0, "has no record")):
+        answer = await broker.get(f"/v1/overview?at={offset}")
+        assert 412 == answer.status
+        assert sentence in answer.reason
+    assert (400, "InvalidRequest") == told(await broker.get("/v1/overview?at=yesterday"))
+    log = open_log(broker.worker.config.log_url, create=False)
+    compacted(log)
+    log.close()
+    gone = await broker.get("/v1/overview?at=2")
+    assert (412, True) == (gone.status, "no longer has the view at offset 2" in gone.reason)
+    assert 200 == (await broker.get(f"/v1/overview?at={end}")).status
+
+
+@with_broker()
+async def test_one_moment_is_folded_at_a_time_and_the_last_one_is_kept(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folding, folded = [0], list[int]()
+    fold = past._folded  # noqa: SLF001 - what takes time and memory
+
+    def counted(config: WorkerConfig, offset: int) -> object:
+        folding[0] += 1
+        folded.append(folding[0])
+        try:
+            return fold(config, offset)
+        finally:
+            folding[0] -= 1
+
+    monkeypatch.setattr(past, "_folded", counted)
+    end = broker.worker.view.offset
+    offsets = (end, end - 1, end, end)
+    answers = await asyncio.gather(
+        *(broker.get(f"/v1/overview?at={offset}") for offset in offsets[:2])
+    )
+    answers += [await broker.get(f"/v1/overview?at={offset}") for offset in offsets[2:]]
+    assert [200] * 4 == [each.status for each in answers]
+    assert [1, 1, 1] == folded
 
 
 def test_the_page_is_small_and_its_library_as_it_was_fetched() -> None:

@@ -1,9 +1,10 @@
 // The page: follows the overview of one broker, and shows the view that the address names.
 
-import { follow, keepToken, merged, readToken } from "./api.js";
+import { call, follow, keepToken, merged, readToken } from "./api.js";
 import { Ask, Operator } from "./actions.js";
 import { Bundle } from "./bundle.js";
 import { Asked, Brokers, Decisions, Hot, Moves, Namespaces, Problems } from "./cluster.js";
+import { Moment } from "./moment.js";
 import { Namespace } from "./namespace.js";
 import { Plan } from "./plan.js";
 import { HASH_END } from "./strip.js";
@@ -11,6 +12,7 @@ import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/pr
 import { duration, number } from "./words.js";
 
 const AGAIN_MS = [500, 1_000, 2_000, 5_000];
+const CALM_MS = 150; // A slider that moves asks for nothing.
 
 function decoded(part) {
   try {
@@ -38,26 +40,43 @@ function viewIn(hash) {
   return { kind, name: `${tenant}/${namespace}`, namespace: `${tenant}/${namespace}`, ...(low < high ? { low, high } : { low: 0, high: HASH_END }) };
 }
 
-const queryOf = (view) =>
-  view.namespace
-    ? `?${new URLSearchParams({ namespace: view.namespace, low: view.low, high: view.high })}`
-    : "";
+const queryOf = (view, at) =>
+  `?${new URLSearchParams({ ...(view.namespace && { namespace: view.namespace, low: view.low, high: view.high }), ...(at !== null && { at }) })}`;
 
-// Says that a broker reads another log than before: offsets of one log only rise.
+// Says that a broker reads another log than before. Offsets of one log only rise, unless an older copy of it was put back.
 function replacement(before, after) {
-  if (!before || !after || (before.name === after.name && before.log === after.log && after.offset >= before.offset)) return "";
+  if (!before || !after || (before.log_id === after.log_id && (before.first || after.first || after.offset >= before.offset))) return "";
   return `The log was replaced: offset ${number(after.offset)} of ${after.name} (${after.log}) follows offset ${number(before.offset)} of ${before.name} (${before.log}). What the page showed before belongs to the former log.`;
 }
 
-// Follows the overview for as long as the page is open, and says how it is.
-function useOverview(view) {
+// Follows the overview for as long as the page is open, and says how it is. `at`: has that of a past offset instead.
+function useOverview(view, at) {
   const [sections, setSections] = useState(null);
   const [link, setLink] = useState({ is: "connecting" });
   const [notice, setNotice] = useState("");
   const [attempt, setAttempt] = useState(0); // A new token is tried at once.
-  const query = queryOf(view);
+  const query = queryOf(view, at);
   useEffect(() => {
     const ended = new AbortController();
+    const got = (is, name, data) => {
+      setLink({ is });
+      setSections((before) => {
+        const after = merged(name === "changes" ? before : {}, data);
+        setNotice((kept) => replacement(before?.cluster, after.cluster) || kept);
+        return after;
+      });
+    };
+    if (at !== null) {
+      setLink({ is: "reading" });
+      const timer = setTimeout(() => call("GET", `v1/overview${query}`).then(
+        (found) => ended.signal.aborted || got("past", "sections", found),
+        ({ status, message }) => ended.signal.aborted || setLink({ is: "lost", status, sentence: message }),
+      ), CALM_MS);
+      return () => {
+        clearTimeout(timer);
+        ended.abort();
+      };
+    }
     const wait = (ms) => new Promise((done) => setTimeout(done, ms));
     (async () => {
       for (let failures = 0; !ended.signal.aborted; ) {
@@ -65,12 +84,7 @@ function useOverview(view) {
         try {
           await follow(`v1/overview${query}`, (name, data) => {
             failures = 0;
-            setLink({ is: "live" });
-            setSections((before) => {
-              const after = merged(name === "changes" ? before : {}, data);
-              setNotice((kept) => replacement(before?.cluster, after.cluster) || kept);
-              return after;
-            });
+            got("live", name, data);
           }, ended.signal);
         } catch (error) {
           problem = error;
@@ -115,11 +129,11 @@ function Lost({ link, brokers }) {
     ${others.length > 0 && html` Other brokers: ${others.map(([name, each]) => html`<a href=${each.http + location.pathname}>${name}</a> `)}`}</div>`;
 }
 
-function Header({ cluster, link }) {
-  const words = { live: "live", lost: "not live", connecting: "connecting" }[link.is];
+function Header({ cluster, link, lookBack }) {
+  const words = { live: "live", lost: "not live", connecting: "connecting", past: "the past", reading: "reading the log" }[link.is];
   return html`<header><h1><a href="#/">Equipoise</a> ${cluster && html`<span>${cluster.name}</span>`}</h1>
     <p class=${`link ${link.is}`} role="status">${words}</p>
-    <nav><a href="#/">Cluster</a> <a href="#/plan">Plan</a></nav>
+    <nav><a href="#/">Cluster</a> <a href="#/plan">Plan</a>${link.is === "live" && html` <button class="act" onClick=${lookBack}>Look back</button>`}</nav>
     ${cluster && html`<p class="soft">leader ${cluster.leader ?? "none"} · ${number(cluster.bundles)} bundles in ${number(cluster.namespaces)} namespaces ·
       policy ${cluster.policy} · offset ${number(cluster.offset)} · answered by ${cluster.answers}</p>`}</header>`;
 }
@@ -138,7 +152,8 @@ function Page() {
       scheme.removeEventListener("change", turned);
     };
   }, []);
-  const [sections, link, notice, retry] = useOverview(view);
+  const [time, setTime] = useState({ at: null }); // `last`: where the log ended when it was left.
+  const [sections, link, notice, retry] = useOverview(view, time.at);
   const [asked, ask] = useState(null);
   const [failure] = useErrorBoundary();
   useEffect(() => {
@@ -149,6 +164,7 @@ function Page() {
     if (link.status === 403) return html`<section><h2>Not allowed</h2><p class="empty">${link.sentence}</p></section>`;
     if (!sections) return link.is === "lost" ? null : html`<p class="empty">Reading the cluster.</p>`;
     if (view.kind === "namespace") return html`<${Namespace} ...${view} sections=${sections} />`;
+    if (view.kind === "plan" && time.at !== null) return html`<section><h2>Plan</h2><p class="empty">A plan is made for now. Go back to live to see it.</p></section>`;
     if (view.kind === "plan") return html`<${Plan} sections=${sections} />`;
     if (view.kind === "bundle") return html`<${Bundle} ...${view} sections=${sections} />`;
     return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} />
@@ -161,11 +177,12 @@ function Page() {
   };
   const isDenied = link.status === 401 || link.status === 403;
   if (failure) return html`<main><section><h2>The page has failed</h2><p class="empty" role="alert">${String(failure)}. Reload it. The cluster is not concerned.</p></section></main>`;
-  return html`<${Operator.Provider} value=${sections?.you?.may_operate && !isDenied ? ask : null}><${Header} cluster=${sections?.cluster} link=${link} />
-    ${link.is === "lost" && !isDenied && html`<${Lost} link=${link} brokers=${sections?.brokers} />`}
+  return html`<${Operator.Provider} value=${sections?.you?.may_operate && !isDenied && time.at === null ? ask : null}><${Header} cluster=${sections?.cluster} link=${link} lookBack=${() => setTime({ at: sections.cluster.offset, last: sections.cluster })} />
+    ${time.at !== null && html`<${Moment} ...${time} cluster=${sections?.cluster} link=${link} go=${(at) => setTime({ ...time, at })} />`}
+    ${link.is === "lost" && !isDenied && time.at === null && html`<${Lost} link=${link} brokers=${sections?.brokers} />`}
     ${notice && html`<div class="lost" role="alert">${notice}</div>`}
     <main>${body()}</main>
-    ${asked && sections && html`<${Ask} key=${asked.of + asked.on} ...${asked} sections=${sections} close=${() => ask(null)} />`}<//>`;
+    ${asked && sections && time.at === null && html`<${Ask} key=${asked.of + asked.on} ...${asked} sections=${sections} close=${() => ask(null)} />`}<//>`;
 }
 
 const root = document.getElementById("page");

@@ -22,6 +22,9 @@ export function Bundle({ name, low, high, sections }) {
   const whole = sections.namespaces?.[namespace];
   const frozen = sections.controls?.freezes?.find((each) => each.namespace === namespace);
   const quarantine = sections.controls?.quarantines?.find((each) => each.bundle === name);
+  const past = (changed) => (sections.cluster.first
+    ? html`<p class="soft">Go back to live to see its history, its topics and its load over the last hour.</p>`
+    : html`<${Past} key=${name} name=${name} changed=${changed} brokers=${brokers} />`);
   const isAsked = about?.namespace === namespace && (about.problem || (about.low === low && about.high === high));
   const head = html`<h2 id="bundle">${name}</h2>
     <p class="soft"><a href=${toNamespace(namespace)}>${namespace}</a> · <a href=${toNamespace(namespace, ...around(low, high))}>its neighbours</a></p>`;
@@ -31,7 +34,7 @@ export function Bundle({ name, low, high, sections }) {
     const others = Object.keys(rows).filter(Boolean).sort();
     return html`<section>${head}<p class="empty">There is no such bundle now: it was split or merged. ${others.length > 0 && "These are there:"}
       ${others.map((each) => html` <a key=${each} href=${toBundle(each)}>${each}</a>`)}</p>
-      <${Past} key=${name} name=${name} changed="" brokers=${brokers} /></section>`;
+      ${past("")}</section>`;
   }
   return html`<section aria-labelledby="bundle">${head}
     ${whole && html`<${Strip} encoded=${whole.strip} names=${namesOf(brokers)} label=${stripLabel(namespace, whole)} />
@@ -47,6 +50,6 @@ export function Bundle({ name, low, high, sections }) {
     <p class="zoom">${quarantine && html`<${Act} of="release" on=${name} />`}
       ${bundle.phase === "owned" && ["transfer", "unload", "split", "merge"].map((of) => html`<${Act} key=${of} of=${of} on=${name} />`)}
       ${["transferring", "splitting"].includes(bundle.phase) && html`<${Act} of="cancel" on=${name} />`}</p>
-    <${Past} key=${name} name=${name} changed=${`${bundle.phase} ${bundle.token}`} brokers=${brokers} />
+    ${past(`${bundle.phase} ${bundle.token}`)}
   </section>`;
 }

@@ -20,12 +20,12 @@ export const Swatch = ({ of }) => html`<span class="swatch" style=${{ background
 const SIGNS = { bad: "●", warn: "▲", note: "■" };
 const SIGN_WORDS = { bad: "problem", warn: "warning", note: "note" };
 
-export function Problems({ problems, controls }) {
+export function Problems({ problems, controls, cluster }) {
   const rows = Object.keys(problems).sort().map((key) => problems[key]);
   return html`<section aria-labelledby="problems">
-    <h2 id="problems">What is wrong now <${Act} of=${controls?.pause ? "resume" : "pause"} /></h2>
+    <h2 id="problems">${cluster.first ? "What was wrong" : "What is wrong now"} <${Act} of=${controls?.pause ? "resume" : "pause"} /></h2>
     ${rows.length === 0
-      ? html`<p class="fine">Nothing: every bundle has an owner, and all brokers report.</p>`
+      ? html`<p class="fine">Nothing: every bundle has an owner${!cluster.first && ", and all brokers report"}.</p>`
       : html`<ul class="problems">${rows.map(
           ({ level, text, remedy }) => html`<li class=${level} key=${text}>
             <span role="img" aria-label=${SIGN_WORDS[level]}>${SIGNS[level]}</span>
@@ -167,7 +167,7 @@ export function Asked({ asked, cluster }) {
   const rows = Object.keys(asked).sort().reverse().map((key) => [key, asked[key]]);
   return html`<section aria-labelledby="asked">
     <h2 id="asked">Asked for by people</h2>
-    ${rows.length === 0 && html`<p class="soft">Nobody has asked for anything since ${cluster.answers} started.</p>`}
+    ${rows.length === 0 && html`<p class="soft">Nobody has asked for anything since ${cluster.first ? `offset ${number(cluster.known_from)}, where the page began to read` : `${cluster.answers} started`}.</p>`}
     <ul class="moves">${rows.map(([key, row]) => html`<li key=${key} class=${row.refused ? "alarmed" : ""}>
       <time datetime=${new Date(row.at_ms).toISOString()}>${time(row.at_ms)}</time> ${row.lines[0]}
       ${row.lines.slice(1).map((line) => html`<small>${line}</small>`)}</li>`)}</ul>

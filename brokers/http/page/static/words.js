@@ -19,4 +19,6 @@ export function duration(ms) {
 
 export const ago = (ms) => (ms < 1_500 ? "just now" : `${duration(ms)} ago`);
 
+export const date = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
 export const time = (ms) => new Date(ms).toLocaleTimeString("en-GB");
