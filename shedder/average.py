@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.picking import (
     BYTES_MIN,
     MESSAGES_MIN,
+    SEARCHED_MESSAGES_MIN,
+    SEARCHED_UNLOADED_SHARE,
     UNLOADED_SHARE,
     Picking,
     Weight,
@@ -22,7 +25,7 @@ from equipoise.shedder.picking import (
     throughput,
 )
 from equipoise.shedder.plan import Budget, Plan
-from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, setting
+from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
@@ -49,6 +52,16 @@ class AvgShedder(Policy):
     pulsar_exact: bool = setting(EXACT, default=False)
 
     waits_rounds: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "average.low_percent": SearchRange(least=1, most=40, log=True),
+            "average.high_percent": SearchRange(least=5, most=80, log=True),
+            "average.low_hits": SearchRange(least=1, most=20, log=True),
+            "average.high_hits": SearchRange(least=1, most=10, log=True),
+            "average.unloaded_share": SEARCHED_UNLOADED_SHARE,
+            "average.messages_min": SEARCHED_MESSAGES_MIN,
+        }
+    )
 
     def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, Hits]:
         """See `Policy.plan`."""

@@ -51,10 +51,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted, Stay
-from equipoise.shedder.policy import ANY, SOME, Measure, Policy, setting
+from equipoise.shedder.policy import ANY, SOME, Measure, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import RESTS, AskedRules, Snapshot, WeighedBroker, WeighedBundle
 
@@ -119,6 +120,16 @@ class BalancedShedder(Policy):
         default=0.08,
     )
     churn_max: float = setting("Share of all load that may move in an hour.", ANY, default=1.0)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "balanced.start_ratio": SearchRange(least=0.02, most=0.5, log=True),
+            "balanced.settle_ratio": SearchRange(least=0.01, most=0.4, log=True),
+            "balanced.churn_max": SearchRange(least=0.02, most=2, log=True),
+            "balanced.moves_max": SearchRange(least=1, most=16, log=True),
+            "reports.cost_window_ms": SearchRange(least=30_000, most=900_000, log=True),
+        }
+    )
 
     @property
     def measure(self) -> Measure:

@@ -14,13 +14,15 @@ from typing import Final
 
 from equipoise.shedder.loads import BundleTraffic, Load
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
-from equipoise.shedder.policy import REPORT_TTL_MS
+from equipoise.shedder.policy import REPORT_TTL_MS, SearchRange
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
 from equipoise.shedder.snapshot import Snapshot
 
 UNLOADED_SHARE: Final = "Fraction of the difference that moves."
 MESSAGES_MIN: Final = "Minimum messages per second for a move."
 BYTES_MIN: Final = "Minimum bytes per second for a move."
+SEARCHED_UNLOADED_SHARE: Final = SearchRange(least=0.05, most=1, log=True)
+SEARCHED_MESSAGES_MIN: Final = SearchRange(least=10, most=10_000, log=True)
 
 Weight = Callable[[BundleTraffic], float]
 

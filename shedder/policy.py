@@ -7,7 +7,9 @@ A package brings its own policy as an entry point: see `shedder.registry`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Final, Literal, TypeVar
 
 from equipoise.channel.core.records import INTEGER_MAX
@@ -64,7 +66,19 @@ class Meaning:
     range: Range = ANY
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRange:
+    """The numbers that a search tries, from `least` to `most`. If `log`, it tries 1 to 2 as often
+    as 10 to 20.
+    """
+
+    least: float
+    most: float
+    log: bool = False
+
+
 EXACT: Final = "Decides exactly as Pulsar's code does, including its faults."
+SEARCHED_HISTORY: Final = SearchRange(least=0, most=0.99)
 
 
 def setting(text: str, numbers: Range = COUNT, *, default: Value) -> Value:
@@ -92,11 +106,13 @@ class Policy(ABC):
     * Equal snapshots and memories give equal plans.
     * Every broker that gives nothing has a `Stay`.
 
-    `waits_rounds`: it acts only after some uneven rounds in a row.
+    `searched`: the settings that a search may change, and between which numbers: those that can
+    help on some load. `waits_rounds`: it acts only after some uneven rounds in a row.
     """
 
     __slots__ = ()
 
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType({})
     waits_rounds: ClassVar[bool] = False
 
     @property

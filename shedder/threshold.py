@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.shedder.loads import blend
 from equipoise.shedder.picking import BYTES_MIN, Picking
@@ -16,8 +17,10 @@ from equipoise.shedder.plan import Plan
 from equipoise.shedder.policy import (
     ANY,
     EXACT,
+    SEARCHED_HISTORY,
     SHARE,
     Policy,
+    SearchRange,
     setting,
 )
 from equipoise.shedder.reported import format_percent, format_rate
@@ -56,6 +59,13 @@ class ThresholdShedder(Policy):
         default=0.9,
     )
     pulsar_exact: bool = setting(EXACT, default=False)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "threshold.threshold_percent": SearchRange(least=1, most=40, log=True),
+            "reports.history": SEARCHED_HISTORY,
+        }
+    )
 
     def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, Mapping[str, float]]:
         """See `Policy.plan`. With `pulsar_exact`, it remembers each broker's average use."""
@@ -162,6 +172,10 @@ class OverloadShedder(Policy):
         "Use above which a broker gives bundles, in percent.", ANY, default=85
     )
     pulsar_exact: bool = setting(EXACT, default=False)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {"overload.overloaded_percent": SearchRange(least=20, most=95)}
+    )
 
     def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
         """See `Policy.plan`. It remembers nothing."""

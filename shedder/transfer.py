@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 from equipoise.channel.core.ranges import namespace_in
@@ -25,9 +26,11 @@ from equipoise.shedder.policy import (
     ANY,
     EXACT,
     REPORT_TTL_MS,
+    SEARCHED_HISTORY,
     SOME,
     Measure,
     Policy,
+    SearchRange,
     setting,
 )
 from equipoise.shedder.reported import (
@@ -142,6 +145,15 @@ class TransferShedder(Policy):
     )
 
     waits_rounds: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "transfer.target_deviation": SearchRange(least=0.02, most=0.5, log=True),
+            "transfer.hit_count_threshold": SearchRange(least=0, most=10),
+            "transfer.sources_max": SearchRange(least=1, most=20, log=True),
+            "transfer.cool_down_ms": SearchRange(least=0, most=600_000),
+            "reports.history": SEARCHED_HISTORY,
+        }
+    )
 
     @property
     def measure(self) -> Measure:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.picking import (
     BYTES_MIN,
     MESSAGES_MIN,
+    SEARCHED_MESSAGES_MIN,
+    SEARCHED_UNLOADED_SHARE,
     UNLOADED_SHARE,
     Picking,
     Weight,
@@ -23,7 +26,7 @@ from equipoise.shedder.picking import (
     throughput,
 )
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, setting
+from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_rate
 from equipoise.shedder.snapshot import Snapshot
 
@@ -53,6 +56,14 @@ class UniformLoadShedder(Policy):
         "Limit of bundles moved in one round. None: as many as fit.", default=None
     )
     pulsar_exact: bool = setting(EXACT, default=False)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "uniform.rate_difference_percent": SearchRange(least=5, most=200, log=True),
+            "uniform.unloaded_share": SEARCHED_UNLOADED_SHARE,
+            "uniform.messages_min": SEARCHED_MESSAGES_MIN,
+        }
+    )
 
     def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
         """See `Policy.plan`. It remembers nothing."""

@@ -16,6 +16,7 @@ import typer
 
 from equipoise.brokers.balancing.planning import cluster_snapshot_of
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.channel_options import Channel
 from equipoise.brokers.cli.moments import duration
@@ -29,13 +30,15 @@ from equipoise.channel.core.ranges import BUNDLES_MAX
 if TYPE_CHECKING:
     from equipoise.lab.comparing import Contender
     from equipoise.lab.traces import Recording, Shape
+    from equipoise.lab.tuning import Search
 
 app = group("Measure balancing policies on load traces.")
 
 _BROKERS_MAX: Final = 10_000
 _STEP_S: Final = 10.0
 _EVERY_S_MAX: Final = 86_400
-_EXTRA_MODULES: Final = ("matplotlib", "numpy", "pyarrow")
+_TRIALS_MAX: Final = 10_000
+_EXTRA_MODULES: Final = ("matplotlib", "numpy", "optuna", "pyarrow")
 OURS: Final = "BalancedShedder"
 
 TraceArgument = Annotated[
@@ -100,6 +103,57 @@ class TraceOptions:
 
         return Shape(
             brokers=self.brokers, bundles=self.bundles, duration_s=duration(self.length) / 1_000
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The options of a search for settings."""
+
+    policy: PolicyOption = OURS
+    trials: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")
+    ] = 100
+    load_moved_max: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            help="Limit of the load that moves: a share of all load per hour.",
+            show_default=False,
+        ),
+    ] = None
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Fix a setting of balancing. Repeatable.",
+            show_default=False,
+        ),
+    ] = None
+    every: EveryOption = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="Seed of the traces, of the owners at their start and of the search.",
+        ),
+    ] = 1
+
+    def search(self) -> Search:
+        """Return the search. Raises `typer.BadParameter`, `NotFound`, `InvalidSetting`."""
+        from equipoise.lab.tuning import Search
+
+        given = pairs("--set", self.changes or ())
+        return Search(
+            policy=self.policy,
+            given={name: value_of(name, text) for name, text in given.items()},
+            every_s=self.every,
+            trials=self.trials,
+            seed=self.seed,
+            load_moved_max=self.load_moved_max,
         )
 
 
@@ -204,6 +258,43 @@ def compare_all(
         page = write_page(comparisons, output, seeds=numbers)
         if not results.as_json:
             print_line(f"wrote {page}")
+
+
+@app.command("tune")
+def tune_policy(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False
+        ),
+    ],
+    *,
+    options: SearchOptions,
+    generated: TraceOptions,
+    results: Output,
+) -> None:
+    """Search settings of a policy that keep the load even and move little.
+
+    It prints the settings that no others beat in both figures on every other trace, with what they
+    reach on the rest, and changes nothing. Each trial is a run per trace, on all cores. Ctrl-C ends
+    the search early, and prints what was found.
+    """
+    _check_extra()
+    from equipoise.lab.search import lines
+    from equipoise.lab.trace_files import traces_named
+    from equipoise.lab.tuning import tune
+
+    search = options.search()
+    with progress("tuning", unit="trials") as note:
+        found = tune(traces_named(traces, generated.shape()), search, note=note)
+    without = (
+        f"without changes: unevenness {found.defaults.unevenness:.4f}, load moved"
+        f" {found.defaults.load_moved:.4f}"
+    )
+    results.print_lines(
+        {"defaults": found.defaults.row(), "front": [each.row() for each in found.front]},
+        (*lines(found.front), without),
+    )
 
 
 @app.command()

@@ -103,6 +103,7 @@ ONLY_IN = {
     "jinja2": ("equipoise.spark_jobs.report.page",),
     "kazoo": ("tests.benchmarks.peers.adapters",),
     "jwt": ("equipoise.brokers.security.tokens", "tests"),
+    "optuna": ("equipoise.lab.tuning",),
     "pyspark": ("equipoise.spark_jobs", "tests"),
     "tests": ("compose.demo", "tests"),
     "zstandard": ("equipoise.spark_jobs.sequence.snapshots",),

@@ -124,6 +124,10 @@ _LINES: Final[Mapping[str, str]] = {
         "steady --all --policy AvgShedder --set average.low_percent=20 --every 30 --seeds 1,2"
         " --brokers 2 --bundles 8 --for 1m --output {folder}/lab --json"
     ),
+    "lab tune": (
+        "steady --policy AvgShedder --trials 2 --load-moved-max 99 --set average.low_hits=3 --every"
+        " 30 --seed 2 --brokers 2 --bundles 8 --for 1m --json"
+    ),
     "lab record": "--log {log} --output {folder}/trace.csv --for 1s --every 1 --timeout 5 --json",
     "pulsar status": f"{_PULSAR} --timeout 5 --json",
     "pulsar bundles": f"public/default {_PULSAR} --timeout 5 --json",

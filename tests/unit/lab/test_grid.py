@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.results import Metrics, pareto_front
+from equipoise.lab.results import Metrics
 from equipoise.lab.search import (
     RUNS_MAX,
     FinishedRun,
@@ -114,15 +112,3 @@ def test_a_front_is_of_one_trace_and_half_of_the_seeds_without_settings_that_fai
         FrontPoint(trace="noisy", policy=AVERAGE, settings=(), unevenness=0.5, load_moved=0.1),
         FrontPoint(trace="drifting", policy=OURS, settings=(), unevenness=0.9, load_moved=0.9),
     ] == fronts(runs)
-
-
-@dataclass(frozen=True)
-class Reached:
-    unevenness: float
-    load_moved: float
-
-
-def test_the_front_leaves_out_what_another_point_beats() -> None:
-    best = (Reached(0.1, 0.9), Reached(0.2, 0.5), Reached(0.4, 0.0))
-    beaten = (Reached(0.1, 1.0), Reached(0.3, 0.5), Reached(0.5, 0.0), Reached(0.2, 0.5))
-    assert best == pareto_front((*beaten, *best))
