@@ -9,7 +9,7 @@ import { Namespace } from "./namespace.js";
 import { Plan } from "./plan.js";
 import { HASH_END } from "./strip.js";
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact-htm.js";
-import { duration, number } from "./words.js";
+import { duration, number, plural } from "./words.js";
 
 const AGAIN_MS = [500, 1_000, 2_000, 5_000];
 const CALM_MS = 150; // A slider that moves asks for nothing.
@@ -134,7 +134,7 @@ function Header({ cluster, link, lookBack }) {
   return html`<header><h1><a href="#/">Equipoise</a> ${cluster && html`<span>${cluster.name}</span>`}</h1>
     <p class=${`link ${link.is}`} role="status">${words}</p>
     <nav><a href="#/">Cluster</a> <a href="#/plan">Plan</a>${link.is === "live" && html` <button class="act" onClick=${lookBack}>Look back</button>`}</nav>
-    ${cluster && html`<p class="soft">leader ${cluster.leader ?? "none"} · ${number(cluster.bundles)} bundles in ${number(cluster.namespaces)} namespaces ·
+    ${cluster && html`<p class="soft">leader ${cluster.leader ?? "none"} · ${plural(cluster.bundles, "bundle")} in ${plural(cluster.namespaces, "namespace")} ·
       policy ${cluster.policy} · offset ${number(cluster.offset)} · answered by ${cluster.answers}</p>`}</header>`;
 }
 
