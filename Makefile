@@ -15,7 +15,8 @@ COMPUTING := -m "not integration" -n auto $(SPREAD)
 UNTRACED := tests/house tests/mutants tests/property tests/simulation
 # The stories and the unit tests of what decides.
 DECIDING := tests/scenarios $(addprefix tests/unit/,agent balancing core shedder)
-# These tests start processes and wait for them. With four at once, two cores are so busy that clients give up on calls that they never should.
+# These tests start processes and wait for them. With four at once, or with others beside them, two cores are so busy that clients give up on
+# calls that they never should.
 WAITING := -m "integration and not soak" -n 3 $(SPREAD)
 FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)
 TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
@@ -65,12 +66,10 @@ kafka-stop: setup ## Stop what `make kafka` started
 test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
 	@echo "== test: unit tests, and the branches that they cover"
 	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(COMPUTING) $(addprefix --ignore=,$(UNTRACED)) --cov --cov-report=term
-	@echo "== test: integration tests, which mostly wait. On what they leave of the cores: rules of the house, simulations, and"
-	@echo "   decisions under another PYTHONHASHSEED, since no order of a set may leak into a decision"
-	@PYTHONHASHSEED=2 nice -n 19 $(BIN)/python -m pytest --quiet $(COMPUTING) $(UNTRACED) $(DECIDING) >.computing.log 2>&1 & computing=$$!; \
-	  trap 'kill $$computing' INT TERM; \
-	  $(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20; waited=$$?; \
-	  wait $$computing; computed=$$?; cat .computing.log; exit $$((waited || computed))
+	@echo "== test: rules of the house, simulations, and decisions under another PYTHONHASHSEED, since no order of a set may leak into a decision"
+	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(COMPUTING) $(UNTRACED) $(DECIDING)
+	@echo "== test: integration tests, which mostly wait"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20
 
 test-fast: setup ## Run the tests that start no process, with few examples of each property
 	@$(FAST)
@@ -151,5 +150,5 @@ fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECOND
 clean: ## Remove .venv, the local Kafka, and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv, the local Kafka and caches"
 	@if test -d .kafka; then $(PYTHON) -m compose.local_kafka stop --kill; fi
-	@rm -rf .kafka .venv build dist site htmlcov .computing.log .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .kafka .venv build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
