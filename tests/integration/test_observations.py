@@ -106,6 +106,7 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
     """
     async with running(cluster, NAMESPACE, bundles=6) as (table, http):
         await moved(cluster, table, http, MOVES)
+        await all_served(cluster, table)
         # One that serves: of another nobody would wait until it is dead.
         serving = {one.owner for one in table.view.bundles_of(NAMESPACE)}
         index = next(
@@ -129,16 +130,20 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
         killed = incarnation(table.view, cluster.broker_ids[2])
         await asyncio.to_thread(cluster.kill, 2)
         await settle(cluster, table, NAMESPACE, without=killed)
-        # The log has an owner before that owner serves.
-        path = cluster.settings.directory / "channel.db.observations"
-        await until(
-            lambda: (
-                {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)}
-                <= served_in(evidence(path))
-            ),
-            "evidence of all that is owned",
-        )
+        await all_served(cluster, table)
         return paused, killed
+
+
+async def all_served(cluster: LocalCluster, table: TableView) -> None:
+    """Wait for evidence of all that is owned: the log has an owner before that owner serves."""
+    path = cluster.settings.directory / "channel.db.observations"
+    await until(
+        lambda: (
+            {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)}
+            <= served_in(evidence(path))
+        ),
+        "evidence of all that is owned",
+    )
 
 
 def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]:
