@@ -108,6 +108,7 @@ class Program:
         self._store = store
         self._held: dict[int, Held] = {}
         self._epochs = count(1)
+        self._due_ns = boot_ns()
         self._loop = asyncio.get_running_loop()
 
     def open(
@@ -132,7 +133,7 @@ class Program:
         for shard, held in closing:
             async with held.lock:
                 if held.is_told:
-                    self._tell("closed", shard, held)
+                    self._tell_end(shard, held)
 
     def open_soon(self, shard: int, **options: Any) -> None:  # noqa: ANN401 - as `open`
         """As `open`, from another thread."""
@@ -143,13 +144,9 @@ class Program:
         asyncio.run_coroutine_threadsafe(self.close(list(shards)), self._loop).result()
 
     async def look(self) -> None:
-        """Tell when a shard that is open may not be served, and when it may again.
-
-        A process that was stopped meanwhile finds out before it serves. So the end is when this
-        should have looked, not when it could.
-        """
+        """Tell when a shard that is open may not be served, and when it may again."""
         while True:
-            due_ns = boot_ns() + int(_LOOK_S * 1e9)
+            self._due_ns = boot_ns() + int(_LOOK_S * 1e9)
             await asyncio.sleep(_LOOK_S)
             for shard, held in self._held.items():
                 if held.is_told != held.good():
@@ -157,7 +154,7 @@ class Program:
                     if held.is_told:
                         self._tell("opened", shard, held)
                     else:
-                        self._tell("closed", shard, held, at_ns=due_ns)
+                        self._tell_end(shard, held)
 
     async def call(self, request: web.Request) -> web.Response:
         """Count one call. 503: it is not served here."""
@@ -195,6 +192,12 @@ class Program:
             held.count += 1
             held.requests.add(request_id)
         return bool(answer["accepted"])
+
+    def _tell_end(self, shard: int, held: Held) -> None:
+        """Tell that a shard is not served any more: since now, or since `look` should have seen it.
+        A process that was stopped meanwhile finds out before it serves.
+        """
+        self._tell("closed", shard, held, at_ns=boot_ns() if held.good() else self._due_ns)
 
     def _tell(self, what: str, shard: int, held: Held, at_ns: int | None = None) -> None:
         self._store.tell(do=what, shard=shard, epoch=held.epoch, at_ns=at_ns or boot_ns())
