@@ -197,7 +197,9 @@ class Program:
         """Tell that a shard is not served any more: since now, or since `look` should have seen it.
         A process that was stopped meanwhile finds out before it serves.
         """
-        self._tell("closed", shard, held, at_ns=boot_ns() if held.good() else self._due_ns)
+        now_ns = boot_ns()
+        ended_ns = now_ns if held.good() else min(now_ns, self._due_ns)
+        self._tell("closed", shard, held, at_ns=ended_ns)
 
     def _tell(self, what: str, shard: int, held: Held, at_ns: int | None = None) -> None:
         self._store.tell(do=what, shard=shard, epoch=held.epoch, at_ns=at_ns or boot_ns())
