@@ -85,10 +85,10 @@ FIXED: Final[Mapping[str, str]] = {
 }
 """Settings that users may not set, and why."""
 
-OAUTHBEARER: Final = "OAUTHBEARER"
-OIDC: Final = "sasl.oauthbearer."
-METHOD: Final = f"{OIDC}method"
-_TOKEN_SOURCES: Final = frozenset({METHOD, "enable.sasl.oauthbearer.unsecure.jwt"})
+_OAUTHBEARER: Final = "OAUTHBEARER"
+_OIDC: Final = "sasl.oauthbearer."
+_METHOD: Final = f"{_OIDC}method"
+_TOKEN_SOURCES: Final = frozenset({_METHOD, "enable.sasl.oauthbearer.unsecure.jwt"})
 """Without one of these the library has no token, and waits for one forever."""
 
 # Matches every setting that may hold a key or a password, also in later versions of the library.
@@ -198,14 +198,14 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
             raise invalid_kafka_setting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
         if _match_setting(setting) is None:
             raise invalid_kafka_setting(setting=setting, problem="there is no such setting")
-    if mechanism_of(settings) == OAUTHBEARER and not settings.keys() & _TOKEN_SOURCES:
-        wanted = f"{OIDC}token.endpoint.url, {OIDC}client.id and {OIDC}client.secret"
-        problem = f"{OAUTHBEARER} needs it to get tokens: set it to oidc, and set {wanted}"
-        raise invalid_kafka_setting(setting=METHOD, problem=problem)
+    if _mechanism_of(settings) == _OAUTHBEARER and not settings.keys() & _TOKEN_SOURCES:
+        wanted = f"{_OIDC}token.endpoint.url, {_OIDC}client.id and {_OIDC}client.secret"
+        problem = f"{_OAUTHBEARER} needs it to get tokens: set it to oidc, and set {wanted}"
+        raise invalid_kafka_setting(setting=_METHOD, problem=problem)
     return dict(settings)
 
 
-def mechanism_of(settings: Mapping[str, str]) -> str | None:
+def _mechanism_of(settings: Mapping[str, str]) -> str | None:
     """Return the mechanism by which the client logs in, None without SASL. The library calls the
     setting by two names.
     """

@@ -66,7 +66,7 @@ class KafkaSideLog:
     def _send(self, values: Sequence[bytes | None], *, key: bytes) -> None:
         if self._producer is None:
             with self._clients.administrator() as administrator:
-                made(
+                _made(
                     administrator,
                     self._name,
                     self._topic,
@@ -172,7 +172,7 @@ def settings_of(topic: SideTopic) -> Mapping[str, str]:
     return settings
 
 
-def made(
+def _made(
     administrator: Administrator,
     name: str,
     topic: SideTopic,
