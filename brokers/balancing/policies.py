@@ -269,12 +269,9 @@ class ClusterPolicies:
 Policy = Isolation | Pin | FailureDomain | Control | Tenant | Grant
 
 
-def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
-    """Return whether a pattern matches a broker's id or host. With `host_only`, match the host
-    alone, as Pulsar does.
-    """
-    host = host_of(broker)
-    return _is_match(patterns, host) or (not host_only and _is_match(patterns, broker))
+def is_named(patterns: Iterable[Pattern], broker: str) -> bool:
+    """Return whether a pattern matches a broker's id or host. Pulsar matches the host alone."""
+    return _is_match(patterns, host_of(broker)) or _is_match(patterns, broker)
 
 
 def host_of(broker: str) -> str:

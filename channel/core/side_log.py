@@ -27,9 +27,8 @@ class SideTopic:
     * `kept_ms`: how long a topic on Kafka keeps a document. `rows_max`: how many documents a table
       keeps. The oldest go.
     * `lock_ms_max`: how long a call waits for other writers of the file.
-    * `cleanup`, `document_bytes_max`: of a new topic on Kafka, which has one partition. With
-      "compact" it keeps the last document of each key, with "delete" it removes those older than
-      `kept_ms`.
+    * `cleanup`, `document_bytes_max`: of a new topic on Kafka, which has one partition. It removes
+      documents older than `kept_ms`. With "compact" it keeps only the last of each key before that.
     """
 
     name: str
@@ -38,7 +37,7 @@ class SideTopic:
     kept_ms: int
     rows_max: int = 100_000
     lock_ms_max: int = 500
-    cleanup: Literal["delete", "compact", "compact,delete"] = "delete"
+    cleanup: Literal["delete", "compact,delete"] = "delete"
     document_bytes_max: int = 1 << 20
 
     def beside(self, log: str) -> str:

@@ -161,15 +161,13 @@ class KafkaSideLog:
 
 def settings_of(topic: SideTopic) -> Mapping[str, str]:
     """Return the settings with which a topic is created."""
-    settings = {
+    return {
         "cleanup.policy": topic.cleanup,
+        "retention.ms": str(topic.kept_ms),
         "segment.ms": str(topic.kept_ms // _SEGMENTS),
         "max.message.bytes": str(topic.document_bytes_max + _FRAMING_BYTES),
         "message.timestamp.type": "LogAppendTime",
     }
-    if "delete" in topic.cleanup:
-        settings["retention.ms"] = str(topic.kept_ms)
-    return settings
 
 
 def _made(

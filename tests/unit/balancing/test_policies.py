@@ -124,28 +124,23 @@ def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("broker", "named", "in_pulsar"),
+    ("broker", "named"),
     [
-        ("h1:8080", True, True),
-        ("h1:8081", True, True),
-        ("h1", True, True),
-        ("h12:8080", False, False),
-        ("x:9", True, False),
-        ("x", False, False),
+        ("h1:8080", True),
+        ("h1:8081", True),
+        ("h1", True),
+        ("h12:8080", False),
+        ("x:9", True),
+        ("x", False),
     ],
 )
-def test_a_broker_is_named_by_its_host_or_by_its_id(
-    broker: str, named: bool, in_pulsar: bool
-) -> None:
+def test_a_broker_is_named_by_its_host_or_by_its_id(broker: str, named: bool) -> None:
     """Pulsar matches the host alone, and cannot tell the brokers of one machine apart."""
     policy = parse_policy(
         "isolation/gold", {"namespaces.0": ".*", "primary.0": "h[0-9]", "primary.1": "x:9"}
     )
     assert isinstance(policy, Isolation)
-    assert (named, in_pulsar) == (
-        is_named(policy.primary, broker),
-        is_named(policy.primary, broker, host_only=True),
-    )
+    assert named == is_named(policy.primary, broker)
 
 
 @pytest.mark.parametrize(
