@@ -252,6 +252,13 @@ class View:
         """Return the live brokers, oldest incarnation first."""
         return [self.live[incarnation] for incarnation in sorted(self.live)]
 
+    def live_after(self, incarnation: int) -> list[BrokerEntry]:
+        """Return the other live brokers in a ring: those that joined after `incarnation`, by age,
+        then the older ones. So each broker is the first for one other.
+        """
+        others = [each for each in self.live_brokers() if each.incarnation != incarnation]
+        return sorted(others, key=lambda each: each.incarnation < incarnation)
+
     def leader(self) -> BrokerEntry | None:
         """Return the oldest live broker that does not drain, else the oldest live one, else
         None.

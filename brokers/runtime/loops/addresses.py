@@ -173,10 +173,7 @@ def _next(worker: Worker) -> BrokerEntry | None:
     there is no other, and for a broker that has not joined.
     """
     mine = worker.agent.incarnation
-    others = [each for each in worker.view.live_brokers() if each.incarnation != mine]
-    if mine is None or not others:
-        return None
-    return min(others, key=lambda each: (each.incarnation < mine, each.incarnation))
+    return None if mine is None else next(iter(worker.view.live_after(mine)), None)
 
 
 async def _found_at(

@@ -38,14 +38,8 @@ def neighbours(view: View, incarnation: int | None, boot_id: str) -> Sequence[Br
     """Return the brokers to watch from `incarnation`, by their age: of this boot of this machine,
     and not this one.
     """
-    mine = incarnation or 0
-    others = [
-        broker
-        for broker in view.live_brokers()
-        if broker.incarnation != incarnation and _lock_of(broker, boot_id) is not None
-    ]
-    others.sort(key=lambda broker: (broker.incarnation < mine, broker.incarnation))
-    return others[:WATCHED_MAX]
+    others = view.live_after(-1 if incarnation is None else incarnation)
+    return [each for each in others if _lock_of(each, boot_id) is not None][:WATCHED_MAX]
 
 
 def _lock_of(broker: BrokerEntry, boot_id: str) -> LockedFile | None:
