@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from equipoise.brokers.balancing.policies import Pattern, is_named
+from equipoise.brokers.balancing.policies import Pattern, host_of, is_match
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.snapshot import Candidates
@@ -51,15 +51,15 @@ class IsolationPolicy:
 
     def covers(self, namespace: str) -> bool:
         """Return whether the policy applies to a namespace."""
-        return any(pattern.fullmatch(namespace) is not None for pattern in self.namespaces)
+        return is_match(self.namespaces, namespace)
 
     def is_primary(self, broker: str) -> bool:
         """Return whether a broker is a primary of the policy."""
-        return is_named(self.primary, broker, host_only=True)
+        return is_match(self.primary, host_of(broker))
 
     def is_secondary(self, broker: str) -> bool:
         """Return whether a broker is a secondary of the policy."""
-        return is_named(self.secondary, broker, host_only=True)
+        return is_match(self.secondary, host_of(broker))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class Isolation:
 
     def covers(self, namespace: str) -> bool:
         """Return whether the policy applies to this namespace."""
-        return _is_match(self.namespaces, namespace)
+        return is_match(self.namespaces, namespace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class Closed:
 
     def covers(self, namespace: str) -> bool:
         """Return whether the policy is known to cover this namespace."""
-        return _is_match(self.namespaces, namespace)
+        return is_match(self.namespaces, namespace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ Policy = Isolation | Pin | FailureDomain | Control | Tenant | Grant
 
 def is_named(patterns: Iterable[Pattern], broker: str) -> bool:
     """Return whether a pattern matches a broker's id or host. Pulsar matches the host alone."""
-    return _is_match(patterns, host_of(broker)) or _is_match(patterns, broker)
+    return is_match(patterns, host_of(broker)) or is_match(patterns, broker)
 
 
 def host_of(broker: str) -> str:
@@ -439,7 +439,8 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
     )
 
 
-def _is_match(patterns: Iterable[Pattern], text: str) -> bool:
+def is_match(patterns: Iterable[Pattern], text: str) -> bool:
+    """Return whether a pattern matches the whole of a text."""
     return any(pattern.fullmatch(text) is not None for pattern in patterns)
 
 
