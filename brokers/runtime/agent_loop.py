@@ -209,6 +209,7 @@ class AgentLoop:
             "incarnation": self._ready_as,
             "address": self._address,
             "serves": self._parts.runner.serves,
+            "loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
         }
         _logger.info("ready", extra=fields)
 

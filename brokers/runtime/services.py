@@ -95,11 +95,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
                 service=service,
                 problem=f"namespaces of the form {pattern!r} have a service already",
             )
-        kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
-        # The class can be imported without the extra, but would fail when the broker starts to
-        # listen.
-        if speaks_pulsar([kind]) and not _can_speak_pulsar():
-            raise invalid_service(service=service, problem=_NEEDS_PULSAR)
+        classes[pattern] = _class(service, module=match["module"], name=match["name"])
     return classes
 
 
@@ -140,10 +136,11 @@ def _imported(service: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
-        is_itself = module == missing or module.startswith(f"{missing}.")
         problem = (
-            f"there is no module {missing}"
-            if is_itself
+            _NEEDS_PULSAR
+            if any(f"{needed}.".startswith(f"{missing}.") for needed in _NEEDED_BY_PULSAR)
+            else f"there is no module {missing}"
+            if f"{module}.".startswith(f"{missing}.")
             else f"the module {module} imports {missing}, which is not there"
         )
         raise invalid_service(service=service, problem=problem) from error

@@ -274,10 +274,7 @@ def _unreadable(raw: Raw, problem: str) -> Unreadable:
 
 
 def _remark(raw: Raw, name: str) -> str | None:
-    """Return a text that format version 1 gained later, or None.
-
-    Older code ignores this field, so no value of it may make a record malformed.
-    """
+    """Return a text for display and audits, or None. No value of it makes a record malformed."""
     value = raw.get(name)
     return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
 

@@ -269,7 +269,9 @@ def keep_freed_memory() -> None:
 
 
 def _loop_factory() -> Callable[[], AbstractEventLoop] | None:
-    """Return uvloop's event loop if it is installed, or None for the standard one."""
+    """Return uvloop's event loop if it is installed (the extra `pulsar` brings it), or None for the
+    standard one.
+    """
     try:
         import uvloop
     except ImportError:

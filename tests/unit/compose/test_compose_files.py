@@ -91,7 +91,9 @@ def test_every_image_has_one_version(file: str) -> None:
     }
     assert {"kafka", "broker", "prometheus", "grafana"} == images.keys()
     assert [] == [
-        image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)
+        image
+        for image in images.values()
+        if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(rc\d+)?", image)
     ]
     assert f"apache/kafka:{kafka_version()}" == images["kafka"]
     assert f"equipoise:{PROJECT['project']['version']}" == images["broker"]

@@ -160,7 +160,8 @@ def test_settings_reach_the_broker_as_they_stand() -> None:
 def test_the_chart_has_the_version_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     version = PROJECT["project"]["version"]
-    assert [version, version] == [chart["version"], chart["appVersion"]]
+    # Helm wants the form of Semantic Versioning.
+    assert [version.replace("rc", "-rc."), version] == [chart["version"], chart["appVersion"]]
     assert f">={KUBERNETES}.0-0" == chart["kubeVersion"]
 
 

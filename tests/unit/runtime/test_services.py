@@ -96,10 +96,8 @@ def test_a_pattern_has_one_service() -> None:
         load_services(["x/*=services_here:Good", "x/*=services_here:Good"])
 
 
-def test_pulsar_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_of_pulsar_a_local_cluster_runs_the_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
     assert "counter" == services.default_service()
-    with pytest.raises(
-        CallerError, match=r"pip install 'equipoise\[pulsar\]', or name another service"
-    ):
-        load_services(["shop/*=pulsar"])
