@@ -5,8 +5,8 @@ PYTHON ?= python3
 UV_VERSION := 0.13.9
 BIN := .venv/bin
 STAMP := .venv/.set-up
-# Everything but what three targets alone need, and fetch for themselves: a site builder, a compiler of protobuf, and a fuzzer.
-SETTLED := --all-extras --all-groups --no-group docs --no-group proto --no-group fuzz
+# Everything but what four targets alone need, and fetch for themselves: a site builder, a compiler of protobuf, a fuzzer, checks of packages.
+SETTLED := --all-extras --all-groups --no-group docs --no-group proto --no-group fuzz --no-group release
 # tests/spread.py puts tests into groups, and the groups in order.
 SPREAD := --dist loadscope --no-loadscope-reorder
 # These tests compute: one worker for each core.
@@ -25,7 +25,7 @@ TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants image soak stress stress-pulsar vectors docs proto page-libraries fuzz clean
+.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants image soak stress stress-pulsar vectors docs proto page-libraries fuzz release clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -146,6 +146,9 @@ fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECOND
 	@echo "== fuzz: atheris for $(or $(SECONDS),60) s"
 	@$(BIN)/python -m uv run --quiet --isolated --frozen --all-extras --group dev --group fuzz --python $(BIN)/python \
 	  python -m tests.fuzz -max_total_time="$(or $(SECONDS),60)"
+
+release: setup ## Build the packages of a release from a clean commit, check them, and test the wheel alone on each Python at hand
+	@$(BIN)/python -m tests.release
 
 clean: ## Remove .venv, the local Kafka, and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv, the local Kafka and caches"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from equipoise import PostgresStore, RedisStore, SqliteStore
-from equipoise.errors import CallerError, StaleToken
+from equipoise import SqliteStore
+from equipoise.errors import StaleToken
 from tests.contract.store_adapters import EACH_STORE, Stored, StoreServer
 
 pytestmark = pytest.mark.integration
@@ -119,14 +118,3 @@ async def test_what_was_saved_outlives_its_server(server: StoreServer, namespace
                     break
         await store.save(namespace, "lamp", b"2", token=1)
         assert await store.load(namespace, "lamp") == b"2"
-
-
-@pytest.mark.parametrize("kind", [PostgresStore, RedisStore])
-def test_a_store_without_its_extra_names_it(
-    kind: type[PostgresStore | RedisStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("asyncpg", "redis.asyncio"):
-        monkeypatch.setitem(sys.modules, module, None)
-    extra = kind.__name__.removesuffix("Store").lower()
-    with pytest.raises(CallerError, match=rf"needs the extra `{extra}`: pip install"):
-        kind("any://url")

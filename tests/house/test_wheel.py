@@ -7,8 +7,10 @@ import email.parser
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -16,22 +18,21 @@ from tests.house.house_rules import LINKED, ROOT
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel of this tree, built without a network by the backend that pyproject.toml names."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        str(folder),
-    ]
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the packages of this tree, built without a network by the backend that
+    pyproject.toml names.
+    """
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.iterdir()
-    return zipfile.Path(built)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.Path:
+    """The wheel."""
+    (path,) = built.glob("*.whl")
+    return zipfile.Path(path)
 
 
 def dist_info(wheel: zipfile.Path) -> zipfile.Path:
@@ -62,6 +63,16 @@ def test_ships_every_module(wheel: zipfile.Path) -> None:
         for path in (ROOT / folder).rglob("*.py")
     ]
     assert sorted({*own, *linked}) == shipped
+
+
+def test_the_source_has_all_that_the_wheel_has(wheel: zipfile.Path, built: Path) -> None:
+    """Whoever builds from it gets the same wheel."""
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as source, zipfile.ZipFile(str(wheel.root.filename)) as archive:
+        sources = {name.partition("/")[2] for name in source.getnames()}
+        installed = {name for name in archive.namelist() if name.startswith("equipoise/")}
+    assert set() == installed - sources
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= sources
 
 
 @pytest.mark.parametrize("data", ["connector-jars.json", "log4j2.properties"])

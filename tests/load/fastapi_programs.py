@@ -42,10 +42,13 @@ class Program:
         address: str | None = None,
         server: Sequence[str] = UVICORN,
         environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """`address` is what it advertises, if that is not its own. It runs in `folder`.
-        `environment` is added to that of this process.
+        `environment` is added to that of this process. Another `python` has an Equipoise of its
+        own.
         """
+        self.python = python
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
@@ -55,7 +58,6 @@ class Program:
             **(environment or {}),
             "EQUIPOISE_LOG": log_url,
             "EQUIPOISE_ADDRESS": address or self.address,
-            "PYTHONPATH": str(ROOT),
         }
         self._folder = folder
         self._server = ("-m", *server)
@@ -64,12 +66,13 @@ class Program:
     async def run(self) -> asyncio.subprocess.Process:
         """Start the process. Output of all its runs is in one file."""
         words = [word.replace("PORT", str(self.port)) for word in self._server]
+        ours = {"PYTHONPATH": str(ROOT)} if self.python == sys.executable else {}
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                self.python,
                 *words,
                 cwd=self._folder,
-                env=self._environment,
+                env=self._environment | ours,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -105,13 +108,18 @@ class Program:
 
 @contextlib.asynccontextmanager
 async def programs(
-    folder: Path, count: int, session: aiohttp.ClientSession, *servers: Sequence[str]
+    folder: Path,
+    count: int,
+    session: aiohttp.ClientSession,
+    *servers: Sequence[str],
+    python: str = sys.executable,
 ) -> AsyncIterator[Sequence[Program]]:
     """Run programs that share the log `visits.db`, under these servers in turn. Yield them once
     they are ready.
     """
     turns = itertools.islice(itertools.cycle(servers or [UVICORN]), count)
-    started = [Program(f"sqlite:{folder}/visits.db", folder, server=each) for each in turns]
+    log_url = f"sqlite:{folder}/visits.db"
+    started = [Program(log_url, folder, server=each, python=python) for each in turns]
     try:
         for each in started:
             await each.start(session)

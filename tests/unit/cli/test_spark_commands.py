@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -146,44 +144,6 @@ def test_findings_end_with_exit_code_1(asked: Asked, log: str) -> None:
         result.stdout,
         result.stderr,
     )
-
-
-BARE = """
-import sys
-from importlib.machinery import PathFinder
-
-class Bare(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in HIDDEN or name == "google.protobuf" else super().find_spec(name, path, target)
-
-HIDDEN = {"duckdb", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
-sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
-from equipoise.brokers.cli.__main__ import main
-main()
-"""  # noqa: E501
-"""The program, on a machine on which nothing of the extras is installed."""
-
-
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_each_job_names_the_extra_that_it_needs(
-    job: str, as_json: bool, log: str, tmp_path: Path
-) -> None:
-    where = {
-        "audit": ("--log", log),
-        "archive": ("--log", log),
-        "lab": ("steady", "--output", "lab"),
-    }.get(job, ("--archive", str(tmp_path)))
-    words = of_job([job, *where, *(["--json"] if as_json else [])])
-    line = [sys.executable, "-c", BARE, *words]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
-    what, extra = ("a report", "report") if job == "report" else ("a Spark job", "spark")
-    message = f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'"
-    error = {"error": "CallerError", "message": message}
-    assert ExitCode.USAGE == done.returncode
-    assert "" == done.stdout
-    assert f"error: {message}\n" == done.stderr if not as_json else error == json.loads(done.stderr)
 
 
 @pytest.mark.parametrize(

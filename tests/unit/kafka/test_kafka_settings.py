@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -233,33 +231,3 @@ def test_the_environment_goes_before_the_file(
     monkeypatch.setenv(CONFIG_VARIABLE, "acks=1")
     with pytest.raises(CallerError, match="'acks' cannot be used"):
         kafka_settings()
-
-
-def test_without_the_extra_a_topic_is_refused_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where Kafka's client is not installed, the error says what to install; other logs are opened
-    all the same.
-    """
-    for module in [
-        name
-        for name in sys.modules
-        if name.startswith(
-            ("confluent_kafka", "equipoise.channel.kafka.log", "equipoise.channel.kafka.client")
-        )
-    ]:
-        monkeypatch.delitem(sys.modules, module)
-    real = builtins.__import__
-
-    def without_client(name: str, *rest: object, **more: object) -> object:
-        if name.partition(".")[0] == "confluent_kafka":
-            raise ModuleNotFoundError(name="confluent_kafka")
-        return real(name, *rest, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", without_client)
-    with pytest.raises(
-        CallerError,
-        match=r"the log kafka://a:1/t needs the extra `kafka`: pip install 'equipoise\[kafka\]'",
-    ):
-        open_log("kafka://a:1/t")
-    open_log("memory:without-kafka").close()
