@@ -1,11 +1,15 @@
-"""Draw state diagrams while `make docs` builds the site, so that its pages load no script for
-them.
+"""Draw state diagrams, and the tables of all benchmark results, while `make docs` builds the site,
+so that its pages load no script for them.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import mermaidx
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,6 +22,35 @@ def diagram(source: str, *_: object, **__: object) -> str:
         f'<p class="diagram"><img alt="{html.escape(source)}"'
         f' src="data:image/svg+xml;base64,{svg}"></p>'
     )
+
+
+def benchmarks(results: Path) -> Iterator[str]:
+    """Yield the lines of the tables of benchmark results, one table for each group."""
+    for title, group in json.loads(results.read_text(encoding="utf-8"))["groups"].items():
+        yield f"## {title}\n"
+        yield group.get("note", "")
+        yield "\n| benchmark | case | target | measured |\n|---|---|---|---|"
+        before = ""
+        for each in group["results"]:
+            unit = each.get("unit", "")
+            measured = ", ".join(
+                f"{name.replace('_', ' ')} {value:,}" for name, value in each["figures"].items()
+            )
+            shown = f"{measured} {unit}".strip()
+            shown = f"**{shown}**" if each.get("missed") else shown
+            name = "" if each["benchmark"] == before else f"`{each['benchmark']}`"
+            yield f"| {name} | {each['case']} | {each.get('target', '')} | {shown} |"
+            before = each["benchmark"]
+        yield ""
+
+
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
+    """Return the text of a page, with tables in place of `[BENCHMARKS(FILE)]`."""
+
+    def tables(match: re.Match[str]) -> str:
+        return "\n".join(benchmarks(Path(config["docs_dir"], "reference", match[1])))
+
+    return re.sub(r"^\[BENCHMARKS\((.+)\)\]$", tables, markdown, flags=re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -476,7 +476,7 @@ class Session:
             served, (consumer, changes) = await self._let_in(request.topic, enter)
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error
-            # (docs/adr/0014-wrong-broker.md).
+            # (docs/adr/0006-pulsar.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
             self._parts.connections.counts.redirected += isinstance(error, ServedElsewhere)
             connection.opened(request, Elsewhere(url=url))

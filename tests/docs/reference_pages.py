@@ -476,10 +476,10 @@ def commands_page() -> str:
         "# Commands and options",
         WRITTEN_BY,
         (
-            "This is what `--help` shows. [The command line](cli.md) describes exit codes, signals,"
-            " and the options of nearly all commands: `--log`, `--kafka-config`,"
-            " `--kafka-config-file`, `--json`, `--timeout`, and `--as` for changes. These are the"
-            " options that several commands have:"
+            "`equipoise COMMAND --help` says more about each. [The command line](cli.md) describes"
+            " exit codes, signals, and the options of nearly all commands: `--log`,"
+            " `--kafka-config`, `--kafka-config-file`, `--json`, `--timeout`, and `--as` for"
+            " changes. These are the options that several commands have:"
         ),
         "\n".join(line for line in uses if line in shared),
     ]
@@ -497,7 +497,7 @@ def commands_page() -> str:
         )
         parts += [
             f"{'###' if is_group else '##'} `equipoise {name}{arguments}`",
-            *(cell(text) for text in (command.help or "").split("\n\n")),
+            cell((command.help or "").partition("\n\n")[0]),
         ]
         elsewhere = shared | (shared_in[group] if is_group else set())
         lines = [option(each) for each in options if option(each) not in elsewhere]

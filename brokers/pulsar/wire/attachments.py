@@ -39,7 +39,7 @@ class Elsewhere:
     redirects the client to `url`.
 
     An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the
-    success (docs/adr/0014-wrong-broker.md). Without a `url` the client looks the topic up again.
+    success (docs/adr/0006-pulsar.md). Without a `url` the client looks the topic up again.
     """
 
     url: str | None

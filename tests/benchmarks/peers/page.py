@@ -1,5 +1,5 @@
-"""Write the table and the plot of the page "When to use it" from the newest results of the
-benchmark of peers: `python -m tests.benchmarks.peers.page`.
+"""Write the table of all results and the plot of the page "When to use it" from the newest results
+of the benchmark of peers: `python -m tests.benchmarks.peers.page`.
 It takes what is in `build/peers` into `results.json` first.
 """
 
@@ -17,7 +17,7 @@ from tests.house.house_rules import ROOT
 
 RESULTS: Final = Path(__file__).with_name("results.json")
 NEW: Final = ROOT / "build" / "peers"
-PAGE: Final = ROOT / "docs" / "explanation" / "when-to-use-it.md"
+PAGE: Final = ROOT / "docs" / "reference" / "benchmarks.md"
 PLOT: Final = ROOT / "docs" / "img" / "peers.png"
 BEGIN, END = "<!-- peers -->\n", "<!-- end of peers -->\n"
 

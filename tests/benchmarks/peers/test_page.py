@@ -1,4 +1,4 @@
-"""The page "When to use it" shows the results that are kept."""
+"""The page with all benchmark results shows the results that are kept."""
 
 from __future__ import annotations
 
