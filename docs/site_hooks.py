@@ -44,13 +44,32 @@ def benchmarks(results: Path) -> Iterator[str]:
         yield ""
 
 
+def peers(results: Path) -> Iterator[str]:
+    """Yield the lines of the table of peers: a row for each system and event."""
+    yield "| system | event | without an owner | stale | busiest | changes | a call: p50, p99 |"
+    yield "|---|---|---|---|---|---|---|"
+    for system in json.loads(results.read_text(encoding="utf-8")).values():
+        name = system["title"]
+        for event, each in system["events"].items():
+            gaps, calls = each["without_owner_ms"], each["call_ms"]
+            yield (
+                f"| {name} | {event} | {gaps['p50'] / 1e3:.3g}, {gaps['longest'] / 1e3:.3g} |"
+                f" {each['stale_accepted']} | {each['shares_of_calls'][0]:.0%} |"
+                f" {each['changes']} | {calls['p50']:.3g}, {calls['p99']:.3g} ms |"
+            )
+            name = ""
+
+
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
-    """Return the text of a page, with tables in place of `[BENCHMARKS(FILE)]`."""
+    """Return the text of a page, with tables in place of `[BENCHMARKS(FILE)]` and `[PEERS]`."""
+    docs = Path(config["docs_dir"])
 
     def tables(match: re.Match[str]) -> str:
-        return "\n".join(benchmarks(Path(config["docs_dir"], "reference", match[1])))
+        if match[1]:
+            return "\n".join(benchmarks(docs / "reference" / match[1]))
+        return "\n".join(peers(docs.parent / "tests" / "benchmarks" / "peers" / "results.json"))
 
-    return re.sub(r"^\[BENCHMARKS\((.+)\)\]$", tables, markdown, flags=re.MULTILINE)
+    return re.sub(r"^\[(?:BENCHMARKS\((.+)\)|PEERS)\]$", tables, markdown, flags=re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -1,21 +1,24 @@
-"""Write the table and the plots of docs/benchmarks.md from the results that are kept: `python -m
-tests.docs.benchmarks_page`.
+"""Write the table and the plots of docs/benchmarks.md, and the plot of the page "When to use it",
+from the results that are kept: `python -m tests.docs.benchmarks_page`.
 
-The site's page docs/reference/benchmarks.md has all of them.
+It takes what `make bench BENCH=peers` has left in `build/peers` into the results first. The site's
+page docs/reference/benchmarks.md has all of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from PIL import Image
 
-from tests.benchmarks.peers.page import RESULTS as PEERS
+from tests.benchmarks.peers.__main__ import FOLDER as NEW
+from tests.benchmarks.peers.systems import SYSTEMS
 from tests.docs.markdown import table
 from tests.docs.reference_pages import FOLDER
 from tests.house.house_rules import ROOT
@@ -23,242 +26,253 @@ from tests.house.house_rules import ROOT
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 PLOTS: Final = ROOT / "docs" / "img"
 RESULTS: Final = FOLDER / "benchmarks.json"
+PEERS: Final = ROOT / "tests" / "benchmarks" / "peers" / "results.json"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 OURS, PULSAR, OTHER = "#C2410C", "#1D4ED8", "#94A3B8"
 
-# Time without an owner, of peers that are set to notice a death about as soon as we do.
-RIVALS: Final = ("redis_3s", "zookeeper_3s", "partitioner_3s", "group_6s", "group_next_6s")
-
 Figures = Mapping[str, float]
+Results = Mapping[str, Figures]
 
 
-class Kept:
-    """The results that are kept, of our benchmarks and of those of peers."""
-
-    def __init__(self) -> None:
-        groups = json.loads(RESULTS.read_text(encoding="utf-8"))["groups"]
-        self._results: Mapping[tuple[str, str], Figures] = {
-            (each["benchmark"], each["case"]): each["figures"]
-            for group in groups.values()
-            for each in group["results"]
-        }
-        self.peers: Mapping[str, Any] = json.loads(PEERS.read_text(encoding="utf-8"))
-
-    def of(self, benchmark: str, case: str) -> Figures:
-        """Return the figures of a case by name, in its unit."""
-        return self._results[benchmark, case]
-
-    def median(self, benchmark: str, case: str) -> float:
-        """Return the median of a case, in its unit."""
-        return self.of(benchmark, case)["median"]
-
-    def gap_s(self, system: str, event: str, figure: str = "p50") -> float:
-        """Return the time without an owner of a system, in seconds."""
-        gaps: Figures = self.peers[system]["events"][event]["without_owner_ms"]
-        return gaps[figure] / 1_000
-
-    def least_gap_s(self, event: str) -> tuple[float, str]:
-        """Return the least time without an owner of the peers, and whose it is."""
-        names = [name for name in self.peers if not name.startswith("equipoise")]
-        best = min(
-            (name for name in names if event in self.peers[name]["events"]),
-            key=lambda name: self.gap_s(name, event),
-        )
-        return self.gap_s(best, event), self.peers[best]["title"]
-
-    def stale(self, system: str) -> int:
-        """Return how many late writes of former owners the store took."""
-        events = self.peers[system]["events"].values()
-        return sum(each["stale_accepted"] for each in events)
-
-    def hot(self, system: str) -> float:
-        """Return the share of calls of the busiest program while one shard is hot."""
-        return float(self.peers[system]["events"]["hot"]["shares_of_calls"][0])
-
-
-def _rows(kept: Kept) -> Iterator[tuple[str, ...]]:
-    """Yield each row: what, ours, Pulsar's, the best peer's, the limit or target, and the ratio of
-    ours to Pulsar's, or else to the limit.
-    """
-    yield from _pauses(kept)
-    yield from _owners(kept)
-    yield from _rates(kept)
-    yield from _scale(kept)
-
-
-def _pauses(kept: Kept) -> Iterator[tuple[str, ...]]:
-    named = "in a transfer to a named broker, "
-    unload = "in an unload without destination, "
-    for what, ours, theirs, control in (
-        ("a producer's pause in a transfer, p50 and longest", named + "fast", named, "fast"),
-        ("the same in an unload without destination", unload + "slow", unload, "slow"),
-    ):
-        own, other = (
-            kept.of("pulsar_transfer", case) for case in (ours, f"{theirs}Pulsar 4.0.8")
-        )
-        case = (
-            "a producer's pause beyond its period of 50 ms, control, fast"
-            if control == "fast"
-            else "control, slow"
-        )
-        without = kept.of("pulsar_transfer", case)
-        yield (
-            what,
-            f"{own['p50']}, {own['longest']} ms",
-            f"{other['p50']}, {other['longest']} ms",
-            "",
-            f"{without['p50']}, {without['longest']} ms without a move",
-            _ratio(own["p50"], other["p50"]),
-        )
-    moved, still = (
-        kept.median("transfer", f"a caller's longest pause: {case}")
-        for case in ("in a transfer", "control")
-    )
-    limit = f"{still} ms without a move"
-    yield (
+ROWS: Final = (
+    (
+        "a producer's pause in a transfer, p50 and longest",
+        "{transfer[p50]}, {transfer[longest]} ms",
+        "{pulsar_transfer[p50]}, {pulsar_transfer[longest]} ms",
+        "",
+        "{still[p50]}, {still[longest]} ms without a move",
+        "transfer[p50] pulsar_transfer[p50]",
+    ),
+    (
+        "the same in an unload without destination",
+        "{unload[p50]}, {unload[longest]} ms",
+        "{pulsar_unload[p50]}, {pulsar_unload[longest]} ms",
+        "",
+        "{still_slow[p50]}, {still_slow[longest]} ms without a move",
+        "unload[p50] pulsar_unload[p50]",
+    ),
+    (
         "an HTTP caller's longest pause in a transfer",
-        f"{moved} ms",
+        "{caller[median]} ms",
         "",
         "",
-        limit,
-        _ratio(moved, still),
-    )
-
-
-def _owners(kept: Kept) -> Iterator[tuple[str, ...]]:
-    ours, theirs = (
-        kept.of("pulsar_failover", f"from the kill, {case}")["p50"]
-        for case in ("slow", "Pulsar 4.0.8")
-    )
-    yield (
+        "{caller_still[median]} ms without a move",
+        "caller[median] caller_still[median]",
+    ),
+    (
         "kill -9 of a broker, until a producer is back",
-        f"{ours} s",
-        f"{theirs} s",
+        "{kill[p50]} s",
+        "{pulsar_kill[p50]} s",
         "",
         "",
-        _ratio(ours, theirs),
-    )
-    for what, system, event in (
-        ("kill -9 of a program, its shards without an owner", "equipoise_kafka", "kill"),
-        ("the same with a machine for each program", "equipoise_kafka_apart", "kill"),
-        ("SIGTERM to a program, its shards without an owner", "equipoise_kafka", "term"),
-    ):
-        best, whose = kept.least_gap_s(event)
-        yield what, f"{kept.gap_s(system, event):.2f} s", "", f"{best:.2f} s ({whose})", "", ""
-    others = [kept.stale(name) for name in RIVALS]
-    yield (
-        "late writes that a store took",
-        str(kept.stale("equipoise_kafka")),
+        "kill[p50] pulsar_kill[p50]",
+    ),
+    (
+        "kill -9 of a program, its shards without an owner",
+        "{equipoise_kafka_kill[p50]:.2f} s",
         "",
-        f"{min(others)} to {max(others)}",
+        "{partitioner_3s_kill[p50]:.2f} s (SetPartitioner)",
+        "",
+        "equipoise_kafka_kill[p50] partitioner_3s_kill[p50]",
+    ),
+    (
+        "the same with a machine for each program",
+        "{equipoise_kafka_apart_kill[p50]:.2f} s",
+        "",
+        "{partitioner_3s_kill[p50]:.2f} s (SetPartitioner)",
+        "",
+        "equipoise_kafka_apart_kill[p50] partitioner_3s_kill[p50]",
+    ),
+    (
+        "SIGTERM to a program, its shards without an owner",
+        "{equipoise_kafka_term[p50]:.2f} s",
+        "",
+        "{redis_term[p50]:.2f} s (Redis lock)",
+        "",
+        "equipoise_kafka_term[p50] redis_term[p50]",
+    ),
+    (
+        "late writes of a stopped program that the store took",
+        "{equipoise_kafka_stop10[stale]}",
+        "",
+        "{zookeeper_3s_stop10[stale]} (ZooKeeper lock) to {group_6s_stop10[stale]} (Kafka group)",
         "0",
         "",
-    )
-    hot = kept.hot("equipoise_kafka")
-    least = min(kept.hot(name) for name in RIVALS)
-    yield (
+    ),
+    (
         "half of all calls go to one shard: share of the busiest of three programs",
-        f"{hot:.0%}",
+        "{equipoise_kafka_hot[busiest]:.0%}",
         "",
-        f"{least:.0%}",
+        "{redis_3s_hot[busiest]:.0%} (Redis lock)",
         "50%",
-        _ratio(hot, 0.5),
-    )
-
-
-def _rates(kept: Kept) -> Iterator[tuple[str, ...]]:
-    for case, target in (
-        ("one by one (-db), produced", 0.6),
-        ("in batches, produced", 1.0),
-        ("in batches, delivered", 0.9),
-    ):
-        of = kept.of("pulsar_perf", case)
-        ratio = of["ours"] / of["pulsar"]
-        yield (
-            f"messages of 1 KiB per second, {case}",
-            f"{of['ours']:,}",
-            f"{of['pulsar']:,}",
-            "",
-            f"{target} of Pulsar",
-            f"{ratio:.2f}" if ratio >= target else f"**{ratio:.2f}**",
-        )
-    rate = kept.median("lookup", "rate")
-    share = kept.median("lookup", "rate as a share of that of a bare aiohttp app")
-    yield "lookups per second", f"{rate:,}", "", "", "a bare aiohttp app", f"{share}"
-    added, request = (
-        kept.median("key_routing", case)
-        for case in ("added by by_key", "CPU time of a request of FastAPI")
-    )
-    yield (
-        "routing by key, CPU time for a request",
-        f"{added} µs",
+        "equipoise_kafka_hot[busiest] redis_3s_hot[busiest]",
+    ),
+    (
+        "messages of 1 KiB a second, one by one, produced",
+        "{one_in[ours]:,}",
+        "{one_in[pulsar]:,}",
         "",
+        "0.6 of Pulsar",
+        "one_in[ours] one_in[pulsar]",
+    ),
+    (
+        "in batches, produced",
+        "{batch_in[ours]:,}",
+        "{batch_in[pulsar]:,}",
         "",
-        f"{request} µs, the request",
-        _ratio(added, request),
-    )
-
-
-def _scale(kept: Kept) -> Iterator[tuple[str, ...]]:
-    memory = "resident memory under the load of pulsar_transfer, Pulsar 4.0.8"
-    ours = kept.median("pulsar_connections", "the same, ours, slow")
-    theirs = kept.of("pulsar_connections", memory)["least"]
-    yield (
+        "as Pulsar",
+        "batch_in[ours] batch_in[pulsar]",
+    ),
+    (
+        "in batches, delivered",
+        "{batch_out[ours]:,}",
+        "{batch_out[pulsar]:,}",
+        "",
+        "0.9 of Pulsar",
+        "batch_out[ours] batch_out[pulsar]",
+    ),
+    (
         "memory of a broker under load",
-        f"{ours} MiB",
-        f"{theirs} MiB or more",
+        "{memory[median]} MiB",
+        "{pulsar_memory[least]} to {pulsar_memory[most]} MiB",
         "",
         "",
-        _ratio(ours, theirs),
-    )
-    for what, benchmark, case, unit, target in (
-        (
-            "a round of balancing, 1,000 brokers and 100,000 bundles, CPU time",
-            "planning",
-            "a round of BalancedShedder, 1,000 brokers and 100,000 bundles: CPU time",
-            "s",
-            1,
-        ),
-        (
-            "a broker with 1,000 bundles is ready after kill -9",
-            "start",
-            "after kill -9",
-            "s",
-            2,
-        ),
-        (
-            "compaction of 1,000,000 records to 100,000 keys",
-            "compaction",
-            "1,000,000 records to 100,000 keys, SQLite",
-            "s",
-            15,
-        ),
-    ):
-        value = kept.median(benchmark, case)
-        shown = f"{value} {unit}" if value <= target else f"**{value} {unit}**"
-        yield what, shown, "", "", f"{target} {unit}", _ratio(value, target)
+        "memory[median] pulsar_memory[least]",
+    ),
+    (
+        "lookups a second",
+        "{lookups[median]:,}",
+        "",
+        "",
+        "a bare aiohttp app, target 0.6 of it",
+        "lookup_share[median] lookup_share[whole]",
+    ),
+    (
+        "routing by key, CPU time for a request",
+        "{by_key[median]} µs",
+        "",
+        "",
+        "{request[median]} µs, the request",
+        "by_key[median] request[median]",
+    ),
+    (
+        "a round of balancing, 1,000 brokers and 100,000 bundles, CPU time",
+        "{planning[median]} s",
+        "",
+        "",
+        "{planning[target]} s",
+        "planning[median] planning[target]",
+    ),
+    (
+        "a broker with 1,000 bundles is ready after kill -9",
+        "{ready[median]} s",
+        "",
+        "",
+        "{ready[target]} s",
+        "ready[median] ready[target]",
+    ),
+    (
+        "compaction of 1,000,000 records to 100,000 keys",
+        "{compaction[median]} s",
+        "",
+        "",
+        "{compaction[target]} s",
+        "compaction[median] compaction[target]",
+    ),
+)
+"""The rows of the table, with figures by the names of results: what, ours, Pulsar's, the best
+peer's, the limit or target, and which figures the ratio is of.
+"""
+
+PAUSES: Final = (
+    ("no move", "still", OTHER),
+    ("transfer, Equipoise", "transfer", OURS),
+    ("transfer, Pulsar 4.0.8", "pulsar_transfer", PULSAR),
+    ("unload, Equipoise", "unload", OURS),
+    ("unload, Pulsar 4.0.8", "pulsar_unload", PULSAR),
+)
+DEATHS: Final = (
+    ("Equipoise", "equipoise_kafka_kill", OURS),
+    ("Equipoise, machines apart", "equipoise_kafka_apart_kill", OURS),
+    ("Redis lock, 3 s", "redis_3s_kill", OTHER),
+    ("ZooKeeper lock, 3 s", "zookeeper_3s_kill", OTHER),
+    ("SetPartitioner, 3 s", "partitioner_3s_kill", OTHER),
+    ("Kafka group, 6 s", "group_6s_kill", OTHER),
+)
+"""Peers that are set to notice a death about as soon as we do."""
+
+EVENTS: Final = {
+    "join": "a program joins",
+    "term": "SIGTERM",
+    "kill": "kill -9",
+    "stop10": "stopped for 10 s",
+}
+COLOURS: Final = {
+    "equipoise_service": OURS,
+    "redis_locks": "#334155",
+    "zookeeper_locks": "#0F766E",
+    "zookeeper_partitioner": "#65A30D",
+    "kafka_group": PULSAR,
+}
+LEAST_S: Final = 0.005
+"""What is shorter is drawn as this."""
+
+BROKER_DEATHS: Final = (("Equipoise", "kill", OURS), ("Pulsar 4.0.8", "pulsar_kill", PULSAR))
+CALLS: Final = {"200 calls/s": "200", "800 calls/s": "800", "3,000 calls/s": "3000"}
+MESSAGES: Final = {
+    "one by one,\nproduced": "one_in",
+    "one by one,\ndelivered": "one_out",
+    "in batches,\nproduced": "batch_in",
+    "in batches,\ndelivered": "batch_out",
+}
 
 
-def _ratio(ours: float, theirs: float) -> str:
-    return f"{ours / theirs:.2g}"
+def kept() -> Results:
+    """Return the named results of our benchmarks, and those of peers by system and event."""
+    groups = json.loads(RESULTS.read_text(encoding="utf-8"))["groups"].values()
+    named = {
+        each["name"]: {**each["figures"], "whole": 1}
+        | {key: each[key] for key in ("target", "missed") if key in each}
+        for group in groups
+        for each in group["results"]
+        if "name" in each
+    }
+    for system, result in json.loads(PEERS.read_text(encoding="utf-8")).items():
+        for event, each in result["events"].items():
+            gaps = {
+                name: max(gap / 1_000, LEAST_S) for name, gap in each["without_owner_ms"].items()
+            }
+            more = {"stale": each["stale_accepted"], "busiest": each["shares_of_calls"][0]}
+            named[f"{system}_{event}"] = {**gaps, **more}
+    return named
 
 
-def main_table(kept: Kept) -> str:
-    """Return the table of what matters."""
-    head = ("", "Equipoise", "Pulsar 4.0.8", "best peer", "limit or target", "ratio")
-    return table(head, _rows(kept)) + "\n"
-
-
-def written(page: str, kept: Kept) -> str:
+def written(page: str, results: Results) -> str:
     """Return the page with the table of these results."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{main_table(kept)}{END}{rest.partition(END)[2]}"
+    head = ("", "Equipoise", "Pulsar 4.0.8", "best peer", "limit or target", "ratio")
+    rows = table(head, (_cells(row, results) for row in ROWS))
+    return f"{before}{BEGIN}{rows}\n{END}{rest.partition(END)[2]}"
+
+
+def _cells(row: Sequence[str], results: Results) -> Iterable[str]:
+    yield from (text.format_map(results) for text in row[:-1])
+    ours, _, theirs = row[-1].partition(" ")
+    if not ours:
+        yield ""
+        return
+    ratio = f"{_figure(ours, results) / _figure(theirs, results):.2g}"
+    yield f"**{ratio}**" if results[ours.partition("[")[0]].get("missed") else ratio
+
+
+def _figure(name: str, results: Results) -> float:
+    return float(f"{{{name}}}".format_map(results))
 
 
 # --- plots ---
 
 
-def _axis(axis: Axes, title: str) -> None:
+def _title(axis: Axes, title: str) -> None:
     axis.set_title(title, loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8.5)
@@ -269,186 +283,118 @@ def _logarithmic(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _spans(axis: Axes, spans: Sequence[tuple[str, float, float, str]], unit: str) -> None:
+def _spans(
+    axis: Axes, title: str, spans: Sequence[tuple[str, str, str]], unit: str, results: Results
+) -> None:
     """Draw a dot for p50 and a line up to the longest, on a logarithmic scale."""
-    for place, (_, middle, longest, colour) in enumerate(reversed(spans)):
-        axis.plot([middle, longest], [place, place], color=colour, linewidth=2)
-        axis.plot(middle, place, "o", color=colour, markersize=6)
-        axis.annotate(
-            f"{middle:g} {unit}",
-            (longest, place),
-            (7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+    figures = [results[name] for _, name, _ in spans if name in results]
+    for place, (_, name, colour) in enumerate(spans):
+        if name in results:
+            of = results[name]
+            longest = of.get("longest", of["p50"])
+            axis.plot([of["p50"], longest], [place, place], color=colour, linewidth=2)
+            axis.plot(of["p50"], place, "o", color=colour, markersize=6)
+            stale = f", {of['stale']} stale" if of.get("stale") else ""
+            text, at = f"{of['p50']:.2g} {unit}{stale}", (longest, place)
+            axis.annotate(text, at, (7, 0), "data", "offset points", va="center", fontsize=8)
+    _title(axis, title)
     axis.set_xscale("log")
-    axis.set_xlim(min(span[1] for span in spans) / 2, max(span[2] for span in spans) * 4)
+    longest = max(of.get("longest", of["p50"]) for of in figures)
+    axis.set_xlim(min(of["p50"] for of in figures) / 2, longest * 4)
     _logarithmic(axis.xaxis)
-    axis.margins(y=0.3 / len(spans) + 0.05)
-    axis.set_yticks(range(len(spans)), [name for name, *_ in reversed(spans)])
+    axis.set_yticks(range(len(spans)), [label for label, *_ in spans])
+    axis.set_ylim(len(spans) - 0.5, -0.5)
     axis.set_xlabel(f"{unit}, logarithmic", fontsize=8)
     axis.grid(axis="x", color="#E2E8F0")
 
 
-def pause(kept: Kept) -> Figure:
-    """Draw how long a move holds up producers of Pulsar's clients."""
-    cases = (
-        ("no move", "a producer's pause beyond its period of 50 ms, control, fast", OTHER),
-        ("transfer, Equipoise", "in a transfer to a named broker, fast", OURS),
-        ("transfer, Pulsar 4.0.8", "in a transfer to a named broker, Pulsar 4.0.8", PULSAR),
-        ("unload, Equipoise", "in an unload without destination, slow", OURS),
-        ("unload, Pulsar 4.0.8", "in an unload without destination, Pulsar 4.0.8", PULSAR),
-    )
-    spans = [
-        (name, each["p50"], each["longest"], colour)
-        for name, case, colour in cases
-        for each in [kept.of("pulsar_transfer", case)]
-    ]
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
-    axis = figure.subplots()
-    _axis(axis, "A producer's pause: p50, and up to the longest")
-    _spans(axis, spans, "ms")
-    return figure
-
-
-def failover(kept: Kept) -> Figure:
-    """Draw how long nobody serves after a kill -9."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    programs, producers = figure.subplots(1, 2, width_ratios=(3, 2))
-    systems = ("equipoise_kafka", "equipoise_kafka_apart", *RIVALS)
-    spans = [
-        (
-            kept.peers[name]["title"],
-            round(kept.gap_s(name, "kill"), 2),
-            kept.gap_s(name, "kill", "longest"),
-            OURS if name.startswith("equipoise") else OTHER,
-        )
-        for name in systems
-    ]
-    _axis(programs, "kill -9 of a program: shards without an owner")
-    _spans(programs, spans, "s")
-    ours, theirs = (
-        kept.of("pulsar_failover", f"from the kill, {case}") for case in ("slow", "Pulsar 4.0.8")
-    )
-    _axis(producers, "kill -9 of a broker: a producer")
-    _spans(
-        producers,
-        (
-            ("Equipoise", ours["p50"], ours["longest"], OURS),
-            ("Pulsar 4.0.8", theirs["p50"], theirs["p50"], PULSAR),
-        ),
-        "s",
-    )
-    return figure
-
-
-def lookups(kept: Kept) -> Figure:
-    """Draw what a call through the client costs beside one without it, and lookups over HTTP."""
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    calls, shares = figure.subplots(1, 2, width_ratios=(3, 2))
-    rates = ("200", "800", "3,000")
-    for shift, name, colour, cases in (
-        (-0.2, "Client.request", OURS, ("Client.request at {} calls/s", "at {} calls/s")),
-        (0.2, "bare aiohttp", OTHER, ("bare aiohttp at {} calls/s", "at {} calls/s, bare")),
-    ):
-        values = [
-            kept.median("client_calls", cases[bool(place)].format(rate))
-            for place, rate in enumerate(rates)
-        ]
-        bars = calls.bar(
-            [place + shift for place in range(3)], values, 0.38, color=colour, label=name
-        )
-        calls.bar_label(bars, fontsize=8)
-    calls.set_xticks(range(3), [f"{rate} calls/s" for rate in rates])
-    calls.margins(y=0.2)
-    calls.legend(fontsize=8, frameon=False)
-    _axis(calls, "A call, median in ms")
-    names = ("lookup over HTTP", "lookup over TLS")
-    values = [
-        kept.median("lookup", case)
-        for case in (
-            "rate as a share of that of a bare aiohttp app",
-            "rate over TLS as a share of that without",
-        )
-    ]
-    bars = shares.bar(names, values, 0.5, color=OURS)
-    shares.bar_label(bars, fontsize=8)
-    shares.axhline(1, color=OTHER, linewidth=1)
-    _axis(shares, "Rate beside a bare app, and without TLS")
-    return figure
-
-
-def throughput(kept: Kept) -> Figure:
-    """Draw the messages per second of pulsar-perf."""
-    cases = (
-        "one by one (-db), produced",
-        "one by one (-db), delivered",
-        "in batches, produced",
-        "in batches, delivered",
-    )
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
-    axis = figure.subplots()
-    for shift, name, key, colour in (
-        (-0.2, "Equipoise", "ours", OURS),
-        (0.2, "Pulsar 4.0.8", "pulsar", PULSAR),
-    ):
-        values = [kept.of("pulsar_perf", case)[key] / 1_000 for case in cases]
-        places = [place + shift for place in range(len(cases))]
-        bars = axis.bar(places, values, 0.38, color=colour, label=name)
-        axis.bar_label(bars, fmt="%.0f", fontsize=8)
-    labels = [case.replace(" (-db)", "").replace(", ", ",\n") for case in cases]
-    axis.set_xticks(range(len(cases)), labels)
-    axis.margins(y=0.15)
+def _bars(
+    axis: Axes, title: str, labels: Iterable[str], groups: Mapping[str, tuple[str, list[float]]]
+) -> None:
+    """Draw bars beside one another: of each name a colour, and a value for each label."""
+    labels = list(labels)
+    for number, (name, (colour, values)) in enumerate(groups.items()):
+        places = [place + 0.4 * (number - (len(groups) - 1) / 2) for place in range(len(labels))]
+        axis.bar_label(axis.bar(places, values, 0.38, color=colour, label=name), fontsize=8)
+    _title(axis, title)
+    axis.set_xticks(range(len(labels)), labels)
+    axis.margins(y=0.2)
     axis.legend(fontsize=8, frameon=False)
-    _axis(axis, "Messages of 1 KiB, in thousands per second")
-    return figure
 
 
-def scale(kept: Kept) -> Figure:
-    """Draw the pause by the size of the state, and a lookup by the number of bundles."""
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    states, bundles = figure.subplots(1, 2)
-    first = "time without an owner, a bundle of 1 MiB moves to another process"
-    seconds = [
-        kept.median("state_stream", first) / 1_000,
-        kept.median("state_stream", "a bundle of 100 MiB"),
-        kept.median("state_stream", "a bundle of 1 GiB"),
-    ]
-    counts = (100, 10_000, 100_000)
-    nanoseconds = [kept.median("view", f"a lookup among {count:,} bundles") for count in counts]
-    for axis, places, values, title, unit in (
-        (states, (1, 100, 1_024), seconds, "A move of state: time without an owner", "s"),
-        (bundles, counts, nanoseconds, "A lookup in the view", "ns"),
-    ):
-        axis.plot(places, values, "o-", color=OURS)
-        for place, value in zip(places, values, strict=True):
-            axis.annotate(
-                f"{value:g} {unit}",
-                (place, value),
-                (-5, 5),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
-            )
-        axis.set_xscale("log")
-        axis.margins(0.2, 0.25)
-        _logarithmic(axis.xaxis)
-        _axis(axis, title)
+def _line(axis: Axes, title: str, points: Mapping[int, float], unit: str) -> None:
+    """Draw points with their values along a logarithmic scale."""
+    axis.plot(list(points), list(points.values()), "o-", color=OURS)
+    for place, value in points.items():
+        text = f"{value:.3g} {unit}"
+        axis.annotate(
+            text, (place, value), (-5, 5), "data", "offset points", ha="right", fontsize=8
+        )
+    _title(axis, title)
+    axis.set_xscale("log")
+    axis.margins(0.2, 0.25)
+    _logarithmic(axis.xaxis)
+
+
+def plots(results: Results) -> Mapping[str, Figure]:
+    """Return the plots by name."""
+    drawn = {
+        name: Figure(figsize=(9, 2.8), layout="constrained")
+        for name in ("pause", "failover", "lookups", "throughput", "scale")
+    }
+    axis = drawn["pause"].subplots()
+    _spans(axis, "A producer's pause: p50, and up to the longest", PAUSES, "ms", results)
+    programs, brokers = drawn["failover"].subplots(1, 2, width_ratios=(3, 2))
+    _spans(programs, "kill -9 of a program: shards without an owner", DEATHS, "s", results)
+    _spans(brokers, "kill -9 of a broker: a producer", BROKER_DEATHS, "s", results)
+    bars = {
+        name: (colour, [results[f"{key}_{rate}"]["median"] for rate in CALLS.values()])
+        for name, key, colour in (
+            ("Client.request", "client", OURS),
+            ("bare aiohttp", "aiohttp", OTHER),
+        )
+    }
+    _bars(drawn["lookups"].subplots(), "A call, median in ms", CALLS, bars)
+    bars = {
+        name: (colour, [round(results[each][key] / 1_000) for each in MESSAGES.values()])
+        for name, key, colour in (("Equipoise", "ours", OURS), ("Pulsar 4.0.8", "pulsar", PULSAR))
+    }
+    axis = drawn["throughput"].subplots()
+    _bars(axis, "Messages of 1 KiB, in thousands per second", MESSAGES, bars)
+    drawn["peers"] = Figure(figsize=(12, 4.6), layout="constrained")
+    panels = drawn["peers"].subplots(1, len(EVENTS), sharey=True)
+    for axis, (event, title) in zip(panels, EVENTS.items(), strict=True):
+        spans = [
+            (system.title, f"{name}_{event}", COLOURS[system.adapter])
+            for name, system in SYSTEMS.items()
+            if f"{name}_steady" in results
+        ]
+        _spans(axis, title, spans, "s", results)
+    states, bundles = drawn["scale"].subplots(1, 2)
+    seconds = {size: results[f"state_{size}"]["median"] for size in (1, 100, 1_024)}
+    _line(states, "A move, by MiB of state: without an owner", seconds, "s")
     states.set_yscale("log")
     _logarithmic(states.yaxis)
-    states.set_xlabel("MiB of state", fontsize=8)
+    times = {count: results[f"view_{count}"]["median"] for count in (100, 10_000, 100_000)}
+    _line(bundles, "A lookup in the view, by number of bundles", times, "ns")
     bundles.set_ylim(bottom=0)
-    bundles.set_xlabel("bundles", fontsize=8)
-    return figure
+    return drawn
 
 
 def main() -> None:
-    """Write the table, and draw the plots."""
-    kept = Kept()
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
-    for draw in (pause, failover, lookups, throughput, scale):
-        draw(kept).savefig(PLOTS / f"bench-{draw.__name__}.png", dpi=100)
+    """Take the newest results, write the table, and draw the plots."""
+    peers = json.loads(PEERS.read_text(encoding="utf-8"))
+    for path in sorted(NEW.glob("*.json")):
+        newest = json.loads(path.read_text(encoding="utf-8"))
+        events = {**peers.get(path.stem, {}).get("events", {}), **newest["events"]}
+        peers[path.stem] = {**newest, "events": events}
+    PEERS.write_text(json.dumps(peers, indent=1) + "\n", encoding="utf-8")
+    results = kept()
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for name, figure in plots(results).items():
+        path = PLOTS / f"bench-{name}.png"
+        figure.savefig(path, dpi=100)
+        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 if __name__ == "__main__":

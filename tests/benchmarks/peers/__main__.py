@@ -2,8 +2,8 @@
 parts: `make bench BENCH=peers PEERS="redis zookeeper" EVENTS="kill stop10"`.
 
 Three programs share 64 shards under 200 calls/s; then a fourth joins, one dies, and so on. Results
-are in `build/peers`, one file for each system. `python -m tests.benchmarks.peers.page` writes the
-table of docs/reference/benchmarks.md and the plot of the page "When to use it" from them.
+are in `build/peers`, one file for each system. `python -m tests.docs.benchmarks_page` takes
+them into `results.json`, and draws the plot of the page "When to use it" from that.
 """
 
 from __future__ import annotations
