@@ -342,8 +342,8 @@ def plots(results: Results) -> Mapping[str, Figure]:
         name: Figure(figsize=(9, 2.8), layout="constrained")
         for name in ("pause", "failover", "lookups", "throughput", "scale")
     }
-    axis = drawn["pause"].subplots()
-    _spans(axis, "A producer's pause: p50, and up to the longest", PAUSES, "ms", results)
+    title = "A producer's pause: p50, and up to the longest"
+    _spans(drawn["pause"].subplots(), title, PAUSES, "ms", results)
     programs, brokers = drawn["failover"].subplots(1, 2, width_ratios=(3, 2))
     _spans(programs, "kill -9 of a program: shards without an owner", DEATHS, "s", results)
     _spans(brokers, "kill -9 of a broker: a producer", BROKER_DEATHS, "s", results)
@@ -359,8 +359,7 @@ def plots(results: Results) -> Mapping[str, Figure]:
         name: (colour, [round(results[each][key] / 1_000) for each in MESSAGES.values()])
         for name, key, colour in (("Equipoise", "ours", OURS), ("Pulsar 4.0.8", "pulsar", PULSAR))
     }
-    axis = drawn["throughput"].subplots()
-    _bars(axis, "Messages of 1 KiB, in thousands per second", MESSAGES, bars)
+    _bars(drawn["throughput"].subplots(), "Messages of 1 KiB, in 1,000 a second", MESSAGES, bars)
     drawn["peers"] = Figure(figsize=(12, 4.6), layout="constrained")
     panels = drawn["peers"].subplots(1, len(EVENTS), sharey=True)
     for axis, (event, title) in zip(panels, EVENTS.items(), strict=True):
