@@ -7,21 +7,38 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
+import orjson
 import pytest
 
+from equipoise.brokers import decision_log
+from equipoise.brokers.load.bus import LOADS
+from equipoise.brokers.load.documents import decode_load, encode_load
+from equipoise.brokers.runtime.observations.writer import Served
+from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import LevelRecord
+from equipoise.channel.core.side_log import SideTopic, read_on
+from equipoise.channel.log.open_log import open_side_log
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.channels.carried import digest_at_end, entries_of, outcome_of
 
 FOLDER = Path(__file__).resolve().parent / "level_1"
 OUTCOMES = json.loads((FOLDER / "recorded.json").read_text())
+
+
+def decision_again(data: bytes) -> bytes:
+    """A decision, decoded and encoded."""
+    decision = decision_log.decode(data)
+    assert decision is not None
+    return decision_log.encode(decision)
 
 
 def file_of(name: str, folder: Path) -> SqliteLog:
@@ -74,3 +91,28 @@ def test_the_recorded_channel_is_worth_keeping(tmp_path: Path) -> None:
     record = decode(last.data)
     assert isinstance(record, LevelRecord)
     assert ("sqlite:new.db", 32) == (record.copied_to, len(record.copied_to_identity or ""))
+
+
+@pytest.mark.parametrize(
+    ("topic", "again"),
+    [
+        (DECISIONS, decision_again),
+        (LOADS, lambda data: encode_load(decode_load(data))),
+        (SERVING, lambda data: orjson.dumps(asdict(Served(**orjson.loads(data))))),
+    ],
+    ids=lambda value: value.name if isinstance(value, SideTopic) else "",
+)
+def test_what_brokers_wrote_beside_the_log_keeps_its_meaning(
+    topic: SideTopic, again: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    """Decoded and encoded, each document has all that it had, and perhaps new fields."""
+    file_of("up", tmp_path).close()
+    beside = tmp_path / "up.db.observations"
+    beside.write_bytes(gzip.decompress((FOLDER / f"{beside.name}.gz").read_bytes()))
+    side_log = open_side_log(f"sqlite:{tmp_path}/up.db", topic)
+    documents = [each.value for each in read_on(side_log, side_log.bounds()[0]) if each.value]
+    side_log.close()
+    assert documents
+    for document in documents:
+        stored, now = orjson.loads(document), orjson.loads(again(document))
+        assert {**now, **stored} == now
