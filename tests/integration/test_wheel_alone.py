@@ -38,7 +38,7 @@ USES_OF_EXTRAS: Final = (
     ("redis", "python -c 'import equipoise; equipoise.RedisStore(\"redis://a\")'"),
     ("report", "equipoise report --archive nowhere"),
     ("spark", "equipoise spark audit --log sqlite:nowhere.db"),
-    ("spark", "equipoise spark lab steady --output nowhere"),
+    ("spark", "equipoise spark lab nowhere.csv --output nowhere"),
     ("spark", "equipoise spark verify --archive nowhere"),
 )
 """Uses of each extra, which work or fail at once where the extra is installed. `otel` has none: a
