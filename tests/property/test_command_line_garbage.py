@@ -42,7 +42,8 @@ SPARK_JOBS = {
     "archive.job": "run_archive",
     "verifying.job": "run_verify",
     "report.job": "run_report",
-    "plain.archive": "run_archive",
+    "archive.run": "run_archive",
+    "audit.run": "run_audit",
     "laboratory": "run_lab",
 }
 
@@ -147,7 +148,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 f"equipoise.spark_jobs.{job}",
                 SimpleNamespace(**{run_job: lambda *_: 0}),
             )
-        patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
         patch.setattr(
             "equipoise.brokers.cli.commands.history_commands.end_with_standard_input", lambda: None
         )

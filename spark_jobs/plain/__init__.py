@@ -1,1 +1,0 @@
-"""Host the audit and the archive in one process beside the brokers, without Spark."""
