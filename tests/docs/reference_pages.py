@@ -325,8 +325,8 @@ def settings_page() -> str:
             " then `--broker-conf`), or else the default. An impossible value is refused, and the"
             " old value stays. `none` means no limit. [Tune balancing](../how-to/tune-balancing.md)"
             " shows how to preview a change. The default comes first, then what is allowed (`true`"
-            " or `false` where one of them is the default; numbers are at least 0 unless another"
-            " bound is given), then the name in Pulsar's `broker.conf`, if it has one."
+            " or `false` where one of them is the default; else an integer of at least 0, unless it"
+            " names something else), then the name in Pulsar's `broker.conf`, if it has one."
         ),
     ]
     for group, about in GROUPS.items():
@@ -344,9 +344,9 @@ def value_and_name(setting: Setting, keys: Sequence[str]) -> Iterator[str]:
     """Yield the default of a setting with what is allowed, and its names in Pulsar."""
     allowed = setting.expected.replace(", at least 0", "")
     allowed = allowed.removeprefix("an ").removeprefix("a ")
-    yield f"`{format_value(setting.default)}`" + (
-        "" if setting.kind is bool and not setting.optional else f" ({allowed})"
-    )
+    allowed = allowed.removeprefix("integer").removeprefix(", ")
+    is_usual = not allowed or (setting.kind is bool and not setting.optional)
+    yield f"`{format_value(setting.default)}`" + ("" if is_usual else f" ({allowed})")
     yield from keys
 
 
@@ -354,13 +354,12 @@ def value_and_name(setting: Setting, keys: Sequence[str]) -> Iterator[str]:
 
 
 def finding(rule: Rule) -> str:
-    """Return the line of a rule: what must hold, what it means if it is broken, and what to do."""
-    source = f" ({rule.source})" if rule.source else ""
+    """Return the line of a rule: what must hold, what it means if it is broken, and what to do. The
+    command prints that of a rule of Pulsar.
+    """
     remedy = REMEDIES.get(rule.remedy, rule.remedy)
-    return (
-        f"* `{rule.name}`, {rule.severity}: {cell(rule.says)}{source} *Else*: {cell(rule.means)}"
-        f" *Do*: {cell(remedy)}"
-    )
+    more = f" ({rule.source})" if rule.source else f" *Do*: {cell(remedy)}"
+    return f"* `{rule.name}`, {rule.severity}: {cell(rule.says)} *Else*: {cell(rule.means)}{more}"
 
 
 def findings_page() -> str:
@@ -383,8 +382,9 @@ def findings_page() -> str:
     parts += [
         "## The channel of a Pulsar cluster",
         (
-            "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules."
-            " Each comes from Pulsar's design documents (PIPs) or from the class that is named."
+            "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules,"
+            " and prints what to do. Each comes from Pulsar's design documents (PIPs) or from the"
+            " class that is named."
         ),
         "\n".join(finding(rule) for rule in RULES.values() if rule.source),
     ]
