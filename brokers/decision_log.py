@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 import orjson
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
 from equipoise.brokers.side_topics import DECISIONS, DOCUMENT_BYTES_MAX
@@ -138,9 +138,9 @@ class _Document(BaseModel):
     stays: tuple[Stay, ...]
     stays_left_out: int
     counted: tuple[_Count, ...]
-    budget: Budget | None = None
-    brokers: tuple[BrokerOutcome, ...] = ()
-    durations_ms: dict[str, int] = Field(default_factory=dict)
+    budget: Budget | None
+    brokers: tuple[BrokerOutcome, ...]
+    durations_ms: dict[str, int]
 
 
 def document_of(decision: Decision) -> dict[str, object]:
