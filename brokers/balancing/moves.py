@@ -7,7 +7,7 @@ owned again, or gone. A merge is a single record. Time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -61,12 +61,15 @@ KIND_OF_PHASE: Final[Mapping[Phase, MoveKind]] = {
 """The kind of the move that takes a bundle from `owned` to a phase."""
 
 _LOST: Final[frozenset[Phase]] = frozenset({"free", "assigning"})
+_PAUSED: Final[frozenset[Phase]] = _LOST | {"handing_over", "unloading"}
+"""Phases in which the source closes a bundle, or has none to close it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedMove:
     """A move that has ended, with its duration as this reader measured it.
 
+    * `pause_ns`: the part of it in which calls waited.
     * `offset`: the record that ended it.
     * `source`: the incarnation that served the bundle at the start.
     * `destination`: the incarnation that owns the bundle now or, if the move failed, was to own it.
@@ -78,6 +81,7 @@ class ObservedMove:
     kind: MoveKind
     result: MoveResult
     duration_ns: int
+    pause_ns: int
     offset: int
     source: int | None
     destination: int | None
@@ -91,6 +95,7 @@ class _Beginning:
     source: int | None
     reason: str | None
     at_ns: int
+    paused_ns: int | None = None  # When the pause began.
 
 
 class Moves:
@@ -147,7 +152,14 @@ class Moves:
                         change.name,
                         _Beginning(kind=kind, source=source, reason=_reason(record), at_ns=now_ns),
                     )
+                self._note_pause(change, now_ns)
         return ended
+
+    def _note_pause(self, change: BundleChanged, now_ns: int) -> None:
+        begun = self._begun.get(change.name)
+        is_paused = change.after is not None and change.after.phase in _PAUSED
+        if begun is not None and begun.paused_ns is None and is_paused:
+            self._begun[change.name] = replace(begun, paused_ns=now_ns)
 
 
 def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
@@ -218,6 +230,7 @@ def _ended(
         kind=begun.kind,
         result=result,
         duration_ns=now_ns - begun.at_ns,
+        pause_ns=0 if begun.paused_ns is None else now_ns - begun.paused_ns,
         offset=folded.offset,
         source=begun.source,
         destination=destination,
@@ -237,6 +250,7 @@ def _merge(folded: Folded, merge: Merge) -> ObservedMove:
         kind=MoveKind.MERGE,
         result=MoveResult.DONE,
         duration_ns=0,
+        pause_ns=0,
         offset=folded.offset,
         source=union.owner,
         destination=union.owner,

@@ -6,6 +6,7 @@ the side log; an existing one stays as it is. Ownership never depends on its con
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -54,7 +55,7 @@ def _decoded(value: bytes | None) -> Sequence[Load]:
 
 
 class LoadBus:
-    """A handle on the load reports of one cluster, for one thread at a time.
+    """A handle on the load reports of one cluster, for any thread: they wait for one another.
 
     * A report may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
       its age.
@@ -68,6 +69,7 @@ class LoadBus:
     def __init__(self, log_url: str) -> None:
         """Raises what `open_side_log` raises."""
         self._loads = open_side_log(log_url, LOADS)
+        self._lock = threading.Lock()
         self._position: int | None = None
         # By broker, with the time when it came.
         self._latest: dict[str, tuple[int, Load]] = {}
@@ -76,22 +78,25 @@ class LoadBus:
 
     def publish(self, load: Load) -> None:
         """Publish what a broker has measured, as `light` leaves it, with averages."""
-        self._read_on()
         load = light(load)
-        _, before = self._latest.get(load.broker, (0, None))
-        found = averaged(before, load)
-        bundles = tuple(self._continued(bundle, load) for bundle in found.bundles)
-        document = encode_load(replace(found, bundles=bundles))
-        self._loads.append([Document(load.broker, document)])
+        with self._lock:
+            self._read_on()
+            _, before = self._latest.get(load.broker, (0, None))
+            found = averaged(before, load)
+            bundles = tuple(self._continued(bundle, load) for bundle in found.bundles)
+            document = encode_load(replace(found, bundles=bundles))
+            self._loads.append([Document(load.broker, document)])
 
     def withdraw(self, broker: str) -> None:
         """Remove the reports of a broker that leaves."""
-        self._loads.append([Document(broker, None)])
+        with self._lock:
+            self._loads.append([Document(broker, None)])
 
     def latest(self) -> Sequence[Load]:
         """Return the latest load of each broker, ordered by id, without unreadable ones."""
-        self._read_on()
-        return [self._latest[broker][1] for broker in sorted(self._latest)]
+        with self._lock:
+            self._read_on()
+            return [self._latest[broker][1] for broker in sorted(self._latest)]
 
     def _continued(self, bundle: BundleTraffic, load: Load) -> BundleTraffic:
         """Return a bundle with the average that it had at another broker, if that reported it

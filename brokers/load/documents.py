@@ -13,6 +13,7 @@ import struct
 from base64 import b64decode, b64encode
 from contextlib import suppress
 from dataclasses import astuple, fields, replace
+from operator import attrgetter
 from typing import Final
 
 import orjson
@@ -57,6 +58,9 @@ makes the shortest bundle row three times as long.
 
 # Rates and resource use are not known more precisely than to one part in a million.
 _DIGITS: Final = 6
+
+# Not `astuple`, which copies each figure deeply and takes most of the time of a report.
+_rates_of: Final = attrgetter(*RATES)
 
 _RESOURCES: Final = tuple(each.name for each in fields(Resources))
 
@@ -120,7 +124,7 @@ def encode_load(load: Load) -> bytes:
             "history": load.history,
             "resources": _row_of_resources(load.resources),
             "averages": [load.average_use, load.average_bytes_per_second],
-            "traffic": astuple(load.traffic),
+            "traffic": _rates_of(load.traffic),
             "bundle_count": load.bundle_count,
             "topics": load.topics,
             "cost": load.cost,
@@ -296,12 +300,13 @@ def _broker(raw: Raw) -> str:
 
 
 def _row_of_resources(resources: Resources) -> list[float]:
-    return [figure for name in _RESOURCES for figure in astuple(getattr(resources, name))]
+    uses = (getattr(resources, name) for name in _RESOURCES)
+    return [figure for use in uses for figure in (use.used, use.limit)]
 
 
 def _row_of_bundle(bundle: BundleTraffic) -> list[object]:
     counts = (bundle.topics, bundle.consumers, bundle.producers, bundle.cache_bytes)
-    return [bundle.bundle, *astuple(bundle.traffic), *counts, bundle.cost]
+    return [bundle.bundle, *_rates_of(bundle.traffic), *counts, bundle.cost]
 
 
 def _rounded_traffic(traffic: Traffic) -> Traffic:

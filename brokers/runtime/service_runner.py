@@ -39,7 +39,7 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
-from equipoise.brokers.load.metering import Account, driven_for
+from equipoise.brokers.load.metering import Account, driven_for, follow_tasks_and_threads
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Admitted, Bundle, Evidence, Ownership, Peer, Service
 from equipoise.brokers.runtime.state_stream import (
@@ -572,6 +572,11 @@ class OwnershipsOverHttp:
         self._step = step
         self._record = record
         self._admitted = admitted
+
+    def start(self) -> None:
+        """Charge what runs on the running loop from now on to bundles, if CPU time is measured."""
+        if self._measures_cpu:
+            follow_tasks_and_threads()
 
     def make(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         """Return the ownership of a bundle that comes from `source`."""

@@ -23,8 +23,8 @@ from equipoise.brokers.agent.events import (
     UndrainRequested,
 )
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.load.load_sampler import LoadSampler
-from equipoise.brokers.load.metering import follow_tasks_and_threads
 from equipoise.brokers.runtime.access import Access, profile_of
 from equipoise.brokers.runtime.agent_loop import AgentLoop, Parts
 from equipoise.brokers.runtime.callers import Requests, Waiting
@@ -171,14 +171,15 @@ class Worker:
         Raise if it cannot start: a locked directory, unsafe timing, an unusable or another
         cluster's log, an evidence file that cannot be written.
         """
-        if self.config.measure_cpu:
-            follow_tasks_and_threads()
+        self._ownerships.start()
         self._local_state = LocalState(self.config, fail=self._end)
         self.profile = replace(self.profile, lock=self._local_state.lock)
         try:
             log, reader = await self._local_state.open_log(self.replay_progress.restored)
             self.log_id = log.identity
             try:
+                # One for all, so that each report is read once.
+                self.load_bus = LoadBus(self.config.log_url)
                 self.agent = Agent(
                     broker=self.broker_id,
                     cluster=self.config.cluster,

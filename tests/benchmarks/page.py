@@ -2,8 +2,8 @@
 
 The cluster has 100 brokers and 100,000 bundles. Each broker reports every 2.5 s, and each report
 differs. One page looks at a namespace of 10,000 bundles, or many pages at the cluster. Figures are
-CPU time of the process, without what making the reports takes, and bytes of the stream, both per
-second and page, after the first overview.
+CPU time of the process, without what making and reading the reports takes, which a broker does
+without pages, too, and bytes of the stream, both per second and page, after the first overview.
 """
 
 from __future__ import annotations
@@ -52,18 +52,21 @@ def stand_in() -> Worker:
         client_problems={},
         access=SimpleNamespace(certificates=SimpleNamespace(expires_s=None)),
         ended=False,
+        load_bus=LoadBus(LOG),
         listen=lambda *_, **__: lambda: None,
     )
     return cast("Worker", worker)
 
 
-async def reported(loads: Sequence[Load], bus: LoadBus, spent: list[float]) -> None:
-    """Send the reports of all brokers again and again."""
+async def reported(loads: Sequence[Load], read: LoadBus, spent: list[float]) -> None:
+    """Send the reports of all brokers again and again, and read them."""
+    bus = LoadBus(LOG)
     for number in range(10**6):
         began = time.thread_time()
         for place, load in enumerate(loads):
             now_ms, factor = time.time_ns() // 1_000_000, 1 + (place + number) % 7 / 100
             bus.publish(replace(load, at_ms=now_ms, cost=load.cost * factor))
+        read.latest()
         spent[0] += time.thread_time() - began
         await asyncio.sleep(REPORT_S)
 
@@ -85,7 +88,7 @@ async def measured(worker: Worker, loads: Sequence[Load], kind: str) -> dict[str
     """Return the cost of one of so many pages."""
     spent, sent = [0.0], [0]
     live = LiveOverview(worker)
-    tasks = [asyncio.create_task(reported(loads, LoadBus(LOG), spent))]
+    tasks = [asyncio.create_task(reported(loads, worker.load_bus, spent))]
     for _ in range(PAGES[kind]):
         part = Focus(namespace=namespace_of(0), low=0, high=HASH_MAX)
         tasks.append(asyncio.create_task(page(live, part if kind == "namespace" else None, sent)))

@@ -37,7 +37,7 @@ from equipoise.channel.core.ranges import HASH_MAX, check_namespace
 from equipoise.channel.core.records import INTEGER_MAX
 
 PAGES_MAX: Final = 32
-"""Open pages of one broker: each may cost 0.4 % of a core, and 20 KB/s."""
+"""Open pages of one broker: each may cost 0.3 % of a core, and 20 KB/s."""
 
 BYTES_PER_SECOND_MAX: Final = 20_000
 

@@ -40,7 +40,6 @@ from equipoise.brokers.http.page.weighing import (
     namespace_of,
     weights_of,
 )
-from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BundleChanged, BundleEntry, Change, NamespaceChanged
 from equipoise.channel.core.errors import EquipoiseError
@@ -78,7 +77,6 @@ class Overview:
         self._free_since_ms: Mapping[str, int] = {}
         self._namespaces: dict[str, Namespace] = {}
         self._weights: Weights | None = None
-        self._bus: LoadBus | None = None
         self._loads: Sequence[Load] = ()
         self._fresh: Mapping[str, Load] = {}  # As they were read: they are not read all the time.
         self._tail: DecisionTail | None = None
@@ -126,14 +124,15 @@ class Overview:
         now_ns = time.monotonic_ns()
         weights, view = self._weights, self._worker.view
         if weights is None or weights.view is not view or now_ns >= self._read_due_ns:
-            took_ns = await asyncio.to_thread(self._read)
+            # Its time counts for the broker: each report is read once, with or without a page.
+            await asyncio.to_thread(self._read)
             began_ns = time.thread_time_ns()
             numbers = self.numbers(view)
             settings = settings_in(view, self._worker.config.base_settings)
             now_ms = self._worker.clock.now().wall_ms
             self._fresh = fresh(self._loads, settings, now_ms=now_ms)
             self._weights = weights = weights_of(view, numbers, self._fresh)
-            took_ns += time.thread_time_ns() - began_ns
+            took_ns = time.thread_time_ns() - began_ns
             self._budget.spent(took_ns)
             # At most half of the budget.
             wait_ns = min(_READ_NS_MAX, max(_READ_NS, round(2 * took_ns / SHARE)))
@@ -152,21 +151,19 @@ class Overview:
             "decisions": dict(self._decisions),
         }
 
-    def _read(self) -> int:
-        """Read the reports and decisions beside the log, in a thread. Return its CPU time."""
-        began_ns = time.thread_time_ns()
-        log_url = self._worker.config.log_url
+    def _read(self) -> None:
+        """Read the reports and decisions beside the log, in a thread."""
         try:
-            self._bus = self._bus or LoadBus(log_url)
-            self._loads = self._bus.latest()
-            self._tail = self._tail or DecisionTail(log_url, at_most=DECISIONS_MAX)
+            self._loads = self._worker.load_bus.latest()
+            self._tail = self._tail or DecisionTail(
+                self._worker.config.log_url, at_most=DECISIONS_MAX
+            )
             for position, decision in self._tail.read():
                 self._decisions.append((f"{position:012}", decision_row(decision)))
                 self._last_round = decision if decision.kind == "shed" else self._last_round
             self._problem = None
         except EquipoiseError as error:
             self._problem = str(error), "Check the log (Kafka, or the disk)."
-        return time.thread_time_ns() - began_ns
 
     def _seen(self) -> Seen:
         worker, now = self._worker, self._worker.clock.now()

@@ -24,7 +24,6 @@ from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import required_body_of
 from equipoise.brokers.http.page.sections import rounded
-from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.operations.applying import apply_next, check_unchanged, outcome_sentence
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
@@ -55,7 +54,6 @@ class Plans(Admin):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._lock = asyncio.Lock()
-        self._bus: LoadBus | None = None
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -67,8 +65,7 @@ class Plans(Admin):
         """
         view, worker = self._call(request).view, self._worker
         async with self._lock:
-            self._bus = self._bus or LoadBus(worker.config.log_url)
-            loads = await asyncio.to_thread(self._bus.latest)
+            loads = await asyncio.to_thread(worker.load_bus.latest)
             now_ms, config = worker.clock.now().wall_ms, worker.config
             # As rounds are planned: 100,000 bundles take half a second, and the fold goes on.
             return json_answer(

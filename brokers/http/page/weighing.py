@@ -46,7 +46,7 @@ FOCUS_BUNDLES_MAX: Final = 256
 
 HOT_MAX: Final = 12
 
-SHARE: Final = 0.004
+SHARE: Final = 0.003
 """The share of a core that one budget gets. A page has its own, for the part that it looks at, and
 all pages of a broker have one in common. With what they send, a page takes at most 1 %."""
 

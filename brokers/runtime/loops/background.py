@@ -12,7 +12,6 @@ from typing import Final
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.decision_log import DecisionLog
-from equipoise.brokers.load.bus import LoadBus
 from equipoise.brokers.runtime.loops.addresses import PeerAddresses, call_next_address
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.loops.compacting import Compacting
@@ -31,17 +30,16 @@ def loops_of(worker: Worker, *, listens: bool) -> Sequence[Coroutine[None, None,
 
     Those of balancing always run, because the settings that enable them change at run time.
     """
-    log_url, settings = worker.config.log_url, SettingsInForce(worker)
+    settings = SettingsInForce(worker)
     metrics = worker.metrics.balancing
     writer = DecisionWriter(
-        DecisionLog(log_url),
+        DecisionLog(worker.config.log_url),
         broker=worker.broker_id,
         clock=worker.clock,
         counted=metrics.decided,
     )
-    # One bus handle per loop, because each loop uses its handle in its own threads.
-    reporter = LoadReporter(worker, LoadBus(log_url), settings)
-    balancing = Balancing(worker, LoadBus(log_url), settings=settings, decided=writer.decided)
+    reporter = LoadReporter(worker, worker.load_bus, settings)
+    balancing = Balancing(worker, worker.load_bus, settings=settings, decided=writer.decided)
     splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
     loops = [
         DeathWatch(worker).run(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -55,12 +54,11 @@ class LoadReporter:
     def __init__(
         self, worker: Worker, bus: LoadBus, settings: Callable[[], BalancingSettings]
     ) -> None:
-        """`settings` is called each turn, because settings change at run time. `bus` is this
-        reporter's own handle.
-        """
+        """`settings` is called each turn, because settings change at run time."""
         self._worker = worker
         self._settings = settings
-        self._bus = _Gate(bus)
+        self._bus = bus
+        self._publishing: asyncio.Future[None] | None = None
         self._use = ProcessUse(broker=worker.broker_id, cpu_cores=worker.config.cpu_cores)
         self._cores = worker.profile.capacity / 100
         self._cpu = CpuWindow(cores=os.cpu_count() or 1)
@@ -210,10 +208,16 @@ class LoadReporter:
         if not report_due(self._reported, due, settings.reports):
             return
         with self._worker.span("load report"):
-            await asyncio.to_thread(self._bus.publish, due.sample)
+            self._publishing = asyncio.ensure_future(
+                asyncio.to_thread(self._bus.publish, due.sample)
+            )
+            await asyncio.shield(self._publishing)
             self._reported = due
 
     async def _withdraw(self) -> None:
+        if self._publishing is not None:
+            # A thread outlives its task, and its report must not follow the withdrawal.
+            await asyncio.gather(self._publishing, return_exceptions=True)
         try:
             await asyncio.to_thread(self._bus.withdraw, self._worker.broker_id)
         except EquipoiseError as error:
@@ -222,30 +226,3 @@ class LoadReporter:
                 error,
                 extra={"broker": self._worker.broker_id},
             )
-
-
-class _Gate:
-    """Access to the bus for one thread at a time, until the withdrawal closes it.
-
-    A cancelled task does not wait for its publishing thread. Its sample must not follow the
-    withdrawal, or use the handle at the same time.
-    """
-
-    def __init__(self, bus: LoadBus) -> None:
-        self._bus = bus
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    def publish(self, sample: Load) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._bus.publish(sample)
-
-    def latest(self) -> Sequence[Load]:
-        with self._lock:
-            return () if self._is_closed else self._bus.latest()
-
-    def withdraw(self, broker: str) -> None:
-        with self._lock:
-            self._is_closed = True
-            self._bus.withdraw(broker)

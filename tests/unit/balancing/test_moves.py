@@ -184,6 +184,24 @@ def test_a_move_has_both_ends_and_a_reason() -> None:
     assert (owner, target) == (done.source, done.destination)
 
 
+@pytest.mark.parametrize(
+    ("steps", "pauses_s"),
+    [
+        ((*BEGUN, "owner hand_over"), [1]),
+        (("owner unload", "owner released", "target assign target", "target opened"), [3]),
+        (("admin declares owner", "target assign target", "target opened"), [2]),
+        (("owner transfer target", "target cancel"), [0]),
+    ],
+)
+def test_calls_wait_from_the_release_to_the_end(
+    steps: Sequence[str], pauses_s: Sequence[int]
+) -> None:
+    """Until it is released, the source serves. A dead one does not."""
+    story = Story(channel_in("owned", "target"))
+    story.tell(*steps)
+    assert pauses_s == [move.pause_ns // 10**9 for move in story.ended]
+
+
 def test_a_merge_takes_one_record() -> None:
     story = Story(two_owned())
     story.tell("owner merge")
