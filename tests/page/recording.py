@@ -28,6 +28,7 @@ from tests.page.loaded_service import cost_of
 BUNDLES: Final = 64
 HOT: Final = 3
 PATIENCE_MS: Final = 60_000
+GAP: Final = 10
 
 
 def ask(url: str, method: str = "GET", body: object = None) -> Any:  # noqa: ANN401 - JSON
@@ -46,14 +47,9 @@ def hot_in(namespace: str) -> list[str]:
     return [name for name in names if cost_of(name) > 0.01]
 
 
-def overview(url: str) -> Any:  # noqa: ANN401 - JSON
-    """What the page shows."""
-    return ask(f"{url}/v1/overview")
-
-
 def spread(url: str) -> float:
     """How many times the least load of a broker the greatest is; 0 while one is not known."""
-    found = [each["cost"] or 0.0 for each in overview(url)["brokers"].values()]
+    found = [each["cost"] or 0.0 for each in ask(f"{url}/v1/overview")["brokers"].values()]
     return max(found) / min(found) if min(found) else 0.0
 
 
@@ -65,15 +61,33 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def picture(page: Page, path: Path) -> None:
-    """Save what the page shows, with few colours."""
-    image = Image.open(io.BytesIO(page.screenshot()))
-    image.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+def picture(page: Page, path: Path, *others: Page) -> None:
+    """Save what a page shows, and others at its side, with few colours."""
+    images = [Image.open(io.BytesIO(each.screenshot())) for each in (page, *others)]
+    width = sum(each.width for each in images) + GAP * len(others)
+    whole = Image.new("RGB", (width, max(each.height for each in images)), "white")
+    left = 0
+    for each in images:
+        whole.paste(each, (left, 0))
+        left += each.width + GAP
+    whole.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
 
 
-def record(folder: Path, cluster: LocalCluster, page: Page) -> None:
+def look_back(page: Page, offset: int) -> None:
+    """Go to a past moment."""
+    page.get_by_role("button", name="Look back").click()
+    expect(page.get_by_role("status")).to_have_text("the past")
+    page.get_by_role("slider").fill(str(offset))
+    expect(page.get_by_text("The past: ")).to_contain_text(f"offset {offset:,}")
+    page.mouse.move(0, 0)
+
+
+def record(folder: Path, cluster: LocalCluster, page: Page, dark: Page, phone: Page) -> None:
     """Take the pictures."""
     url = cluster.addresses[0]
+    page.set_default_timeout(PATIENCE_MS)
     namespace = next(
         f"acme/orders{each}" for each in count() if len(hot_in(f"acme/orders{each}")) == HOT
     )
@@ -83,7 +97,9 @@ def record(folder: Path, cluster: LocalCluster, page: Page) -> None:
         {"reason": "a look at the plan first", "for_ms": 600_000},
     )
     ask(f"{url}/admin/v2/namespaces/{namespace}", "PUT", {"bundles": {"numBundles": BUNDLES}})
-    until(lambda: overview(url)["namespaces"].get(namespace, {}).get("owned") == BUNDLES)
+    until(
+        lambda: ask(f"{url}/v1/overview")["namespaces"].get(namespace, {}).get("owned") == BUNDLES
+    )
     for bundle in hot_in(namespace):
         path = f"admin/v2/namespaces/{bundle}/unload?destinationBroker={cluster.broker_ids[0]}"
         with suppress(urllib.error.HTTPError):  # It is there already.
@@ -101,7 +117,7 @@ def record(folder: Path, cluster: LocalCluster, page: Page) -> None:
     apply = page.get_by_role("button", name="Apply exactly this plan")
     expect(apply).to_be_visible()
     picture(page, folder / "page-record-2.png")
-    before = overview(url)["cluster"]["offset"]
+    before = ask(f"{url}/v1/overview")["cluster"]["offset"]
     apply.click()
     expect(page.get_by_text("The plan is done.")).to_be_visible()
     picture(page, folder / "page-record-3.png")
@@ -109,31 +125,46 @@ def record(folder: Path, cluster: LocalCluster, page: Page) -> None:
     page.get_by_role("link", name="Cluster").click()
     page.wait_for_timeout(2_000)
     picture(page, folder / "page-record-4.png")
-    page.get_by_role("button", name="Look back").click()
-    expect(page.get_by_role("status")).to_have_text("the past")
-    page.get_by_role("slider").fill(str(before))
-    expect(page.get_by_role("status")).to_have_text("the past")
-    page.wait_for_timeout(1_000)
+    look_back(page, before)
     picture(page, folder / "page-past.png")
+    for each in (dark, phone):
+        each.goto(url)
+        look_back(each, before)
+    phone.goto(f"{url}/#/namespace/{namespace}")
+    expect(phone.get_by_role("img", name=f"{namespace} from")).to_be_visible()
+    expect(phone.get_by_role("status")).to_have_text("the past")
+    picture(dark, folder / "page-past-dark.png", phone)
 
 
 def main(folder: Path) -> None:
     """Start a cluster and a browser."""
+    expect.set_options(timeout=PATIENCE_MS)
     with tempfile.TemporaryDirectory() as directory:
-        services = ("acme/*=tests.page.loaded_service:Loaded",)
-        settings: dict[str, str | int] = {"balance_interval_ms": 1_000}
+        settings = ClusterSettings(
+            directory=Path(directory),
+            services=("acme/*=tests.page.loaded_service:Loaded",),
+            settings={"balance_interval_ms": 1_000},
+        )
         with (
-            LocalCluster(
-                ClusterSettings(directory=Path(directory), services=services, settings=settings)
-            ) as cluster,
+            LocalCluster(settings) as cluster,
             opened_browser() as chromium,
             opened_page(
                 chromium, cluster.addresses[0], viewport={"width": 920, "height": 620}
             ) as page,
+            opened_page(
+                chromium,
+                cluster.addresses[0],
+                viewport={"width": 800, "height": 700},
+                color_scheme="dark",
+            ) as dark,
+            opened_page(
+                chromium,
+                cluster.addresses[0],
+                viewport={"width": 390, "height": 700},
+                color_scheme="dark",
+            ) as phone,
         ):
-            page.set_default_timeout(PATIENCE_MS)
-            expect.set_options(timeout=PATIENCE_MS)
-            record(folder, cluster, page)
+            record(folder, cluster, page, dark, phone)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def moved_row(move: ObservedMove, view: View, *, at_ms: int) -> Rows:
         "to": broker_of(view, move.destination),
         "token": move.token,
         "took_ms": move.duration_ns // 1_000_000,
+        "pause_ms": move.pause_ns // 1_000_000,
         "at_ms": at_ms,
         "reason": move.reason,
     }

@@ -31,8 +31,8 @@ function destinations(bundle, sections) {
 }
 
 function lastMoves({ moved }) {
-  const took = Object.values(moved ?? {}).filter((each) => each.kind === "transfer").map((each) => each.took_ms).sort((one, other) => one - other);
-  return took.length ? ` Half of the last transfers took at most ${duration(took[took.length >> 1])}.` : "";
+  const pauses = Object.values(moved ?? {}).filter((each) => each.kind === "transfer").map((each) => each.pause_ms).sort((one, other) => one - other);
+  return pauses.length ? ` Half of the last transfers had a pause of at most ${duration(pauses[pauses.length >> 1])}.` : "";
 }
 
 function change(name, added, { brokers }) {
@@ -67,6 +67,14 @@ const asControl = ({ reason, for_ms: forMs }) => ({ reason, ...(forMs && { for_m
 
 const maintenancePath = (name, isOfDomain) =>
   `admin/v2/controls/${isOfDomain ? "domain-maintenance" : "maintenance"}/${encodeURIComponent(name)}`;
+
+const maintenanceOf = (name, { controls }) => controls.maintenances.find((each) => each.brokers.includes(name));
+
+// What a maintenance that has a broker is of.
+function whole(name, sections) {
+  const found = maintenanceOf(name, sections);
+  return found?.of === "failure domain" ? `domain ${found.id}` : name;
+}
 
 function whereIsIt(outcome, bundle) {
   if (!outcome) return `${bundle} has no owner, so there was nothing to move.`;
@@ -137,16 +145,17 @@ export const ACTIONS = {
     says: saysMaintenance,
     request: (name, given, { brokers }) =>
       ["POST", given.of === "domain" ? maintenancePath(brokers[name].domain, true) : maintenancePath(name), asControl(given)],
-    done: (_, name) => `The maintenance of ${name} has begun, and its bundles leave. It lasts until it ends, also if the broker restarts.`,
+    done: (_, name, { of }, { brokers }) =>
+      `The maintenance of ${of === "domain" ? `domain ${brokers[name].domain}` : name} has begun, and the bundles leave. It lasts until it ends, also over restarts.`,
   },
   ending: {
     name: "End maintenance",
-    says: (name) => `${name} may get bundles again. The balancer moves them as the load asks for it.`,
-    request: (name, _, { controls }) => {
-      const found = controls.maintenances.find((each) => each.brokers.includes(name));
+    says: (name, _, sections) => `${whole(name, sections)} may get bundles again. The balancer moves them as the load asks for it.`,
+    request: (name, _, sections) => {
+      const found = maintenanceOf(name, sections);
       return ["DELETE", maintenancePath(found?.id ?? name, found?.of === "failure domain")];
     },
-    done: (_, name) => `The maintenance of ${name} has ended.`,
+    done: (_, name, __, sections) => `The maintenance of ${whole(name, sections)} has ended.`,
   },
   pause: {
     name: "Turn balancing off",
@@ -201,7 +210,7 @@ export function Ask({ of, on, sections, close }) {
     setAnswer({ is: "sent", text: "Asked. Waiting until it is done." });
     try {
       const found = await call(...action.request(on, given, sections));
-      setAnswer({ is: "done", text: action.done(found, on, given) });
+      setAnswer({ is: "done", text: action.done(found, on, given, sections) });
     } catch (problem) {
       setAnswer({ is: "failed", text: problem.message });
     }

@@ -117,13 +117,13 @@ function Login({ sentence, retry }) {
     <p class="soft">The page keeps the token until you close this tab.${readToken() && " The last one was refused."}</p></section>`;
 }
 
-function Lost({ link, brokers }) {
+function Lost({ link, brokers, answers }) {
   const [, tick] = useState(0);
   useEffect(() => {
     const timer = setInterval(() => tick((count) => count + 1), 1_000);
     return () => clearInterval(timer);
   }, []);
-  const others = Object.entries(brokers ?? {}).filter(([, each]) => each.http && each.status === "up");
+  const others = Object.entries(brokers ?? {}).filter(([name, each]) => name !== answers && each.http && each.status === "up");
   return html`<div class="lost" role="alert"><strong>Not live: ${link.sentence}.</strong>
     ${brokers && html` The page shows the state of ${duration(Date.now() - link.since)} ago.`} It tries again by itself.
     ${others.length > 0 && html` Other brokers: ${others.map(([name, each]) => html`<a href=${each.http + location.pathname}>${name}</a> `)}`}</div>`;
@@ -167,7 +167,7 @@ function Page() {
     if (view.kind === "plan" && time.at !== null) return html`<section><h2>Plan</h2><p class="empty">A plan is made for now. Go back to live to see it.</p></section>`;
     if (view.kind === "plan") return html`<${Plan} sections=${sections} />`;
     if (view.kind === "bundle") return html`<${Bundle} ...${view} sections=${sections} />`;
-    return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} />
+    return html`<${Problems} ...${sections} problems=${sections.problems ?? {}} isNow=${isLive} />
       <${Brokers} brokers=${sections.brokers ?? {}} />
       <${Namespaces} namespaces=${sections.namespaces ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
       <div class="columns"><${Hot} hot=${sections.hot ?? {}} brokers=${sections.brokers ?? {}} cluster=${sections.cluster} />
@@ -175,11 +175,12 @@ function Page() {
       <div class="columns"><${Decisions} decisions=${sections.decisions ?? {}} cluster=${sections.cluster} />
       <${Asked} asked=${sections.asked ?? {}} cluster=${sections.cluster} /></div>`;
   };
+  const isLive = time.at === null && link.is !== "lost";
   const isDenied = link.status === 401 || link.status === 403;
   if (failure) return html`<main><section><h2>The page has failed</h2><p class="empty" role="alert">${String(failure)}. Reload it. The cluster is not concerned.</p></section></main>`;
-  return html`<${Operator.Provider} value=${sections?.you?.may_operate && !isDenied && time.at === null ? ask : null}><${Header} cluster=${sections?.cluster} link=${link} lookBack=${() => setTime({ at: sections.cluster.offset, last: sections.cluster })} />
+  return html`<${Operator.Provider} value=${sections?.you?.may_operate && isLive ? ask : null}><${Header} cluster=${sections?.cluster} link=${link} lookBack=${() => setTime({ at: sections.cluster.offset, last: sections.cluster })} />
     ${time.at !== null && html`<${Moment} ...${time} cluster=${sections?.cluster} link=${link} go=${(at) => setTime({ ...time, at })} />`}
-    ${link.is === "lost" && !isDenied && time.at === null && html`<${Lost} link=${link} brokers=${sections?.brokers} />`}
+    ${link.is === "lost" && !isDenied && time.at === null && html`<${Lost} link=${link} brokers=${sections?.brokers} answers=${sections?.cluster.answers} />`}
     ${notice && html`<div class="lost" role="alert">${notice}</div>`}
     <main>${body()}</main>
     ${asked && sections && time.at === null && html`<${Ask} key=${asked.of + asked.on} ...${asked} sections=${sections} close=${() => ask(null)} />`}<//>`;

@@ -3,7 +3,7 @@
 import { Act } from "./actions.js";
 import { Strip, colour } from "./strip.js";
 import { html } from "./vendor/preact-htm.js";
-import { ago, duration, number, percent, plural, time } from "./words.js";
+import { ago, dated, duration, number, percent, plural, time } from "./words.js";
 
 export const namespaceOf = (bundle) => bundle.split("/").slice(0, 2).join("/");
 
@@ -20,12 +20,12 @@ export const Swatch = ({ of }) => html`<span class="swatch" style=${{ background
 const SIGNS = { bad: "●", warn: "▲", note: "■" };
 const SIGN_WORDS = { bad: "problem", warn: "warning", note: "note" };
 
-export function Problems({ problems, controls, cluster }) {
+export function Problems({ problems, controls, isNow }) {
   const rows = Object.keys(problems).sort().map((key) => problems[key]);
   return html`<section aria-labelledby="problems">
-    <h2 id="problems">${cluster.first ? "What was wrong" : "What is wrong now"} <${Act} of=${controls?.pause ? "resume" : "pause"} /></h2>
+    <h2 id="problems">${isNow ? "What is wrong now" : "What was wrong"} <${Act} of=${controls?.pause ? "resume" : "pause"} /></h2>
     ${rows.length === 0
-      ? html`<p class="fine">Nothing: every bundle has an owner${!cluster.first && ", and all brokers report"}.</p>`
+      ? html`<p class="fine">Nothing: every bundle ${isNow ? "has an owner, and all brokers report" : "had an owner"}.</p>`
       : html`<ul class="problems">${rows.map(
           ({ level, text, remedy }) => html`<li class=${level} key=${text}>
             <span role="img" aria-label=${SIGN_WORDS[level]}>${SIGNS[level]}</span>
@@ -71,10 +71,11 @@ export function Brokers({ brokers }) {
         const said = load === null ? "load unknown"
           : `load ${percent(load)}, use ${percent(broker.use)}, mean ${percent(mean)}`;
         return html`<tr key=${name} class=${broker.status}>
-          <th scope="row"><${Swatch} of=${broker.number} /> ${name}
+          <th scope="row"><span class="name"><${Swatch} of=${broker.number} /> ${name}</span>
             ${broker.leader && html` <span class="tag">leader</span>`}
             ${state(broker) && html` <span class="tag alarm">${state(broker)}</span>`}
-            ${broker.status === "up" && html` <${Act} of=${broker.maintenance ? "ending" : "maintenance"} on=${name} />`}</th>
+            ${broker.status === "up" && html` <${Act} of=${broker.maintenance ? "ending" : "maintenance"} on=${name} />`}
+            ${broker.maintenance && html`<small>${broker.maintenance}</small>`}</th>
           <td class="bars"><div class="bar" role="img" aria-label=${said} title=${said}>
             ${load !== null && html`
               <i class="use" style=${{ ...wide(Math.max(load, broker.use ?? 0)), background: colour(broker.number, 3) }}></i>
@@ -144,9 +145,9 @@ export function Moves({ moving, moved, cluster }) {
       ${move.reason && html`<small>${move.reason}</small>`}</li>`)}</ul>`}
     ${cluster.moving > under.length && html`<p class="soft">and ${number(cluster.moving - under.length)} more</p>`}
     ${ended.length > 0 && html`<h3>Finished</h3><ul class="moves">${ended.map((move) => html`<li key=${move.bundle + move.at_ms}>
-      <time datetime=${new Date(move.at_ms).toISOString()}>${time(move.at_ms)}</time> ${move.kind} of
+      <time datetime=${new Date(move.at_ms).toISOString()}>${time(move.at_ms)}</time> ${move.kind === "death" ? "recovery" : move.kind} of
       ${" "}<a href=${toBundle(move.bundle)}>${move.bundle}</a>: ${move.from ?? "nobody"} → ${move.to ?? "nobody"},
-      ${" "}${move.result === "done" ? "" : html`<b>${move.result.replace("_", " ")}</b> `}in ${duration(move.took_ms)}
+      ${" "}${move.result === "done" ? "" : html`<b>${move.result.replace("_", " ")}</b> `}in ${duration(move.took_ms)}, pause ${duration(move.pause_ms)}
       ${move.reason && html`<small>${move.reason}</small>`}</li>`)}</ul>`}
   </section>`;
 }
@@ -170,6 +171,6 @@ export function Asked({ asked, cluster }) {
     ${rows.length === 0 && html`<p class="soft">Nobody has asked for anything since ${cluster.first ? `offset ${number(cluster.known_from)}, where the page began to read` : `${cluster.answers} started`}.</p>`}
     <ul class="moves">${rows.map(([key, row]) => html`<li key=${key} class=${row.refused ? "alarmed" : ""}>
       <time datetime=${new Date(row.at_ms).toISOString()}>${time(row.at_ms)}</time> ${row.lines[0]}
-      ${row.lines.slice(1).map((line) => html`<small>${line}</small>`)}</li>`)}</ul>
+      ${row.lines.slice(1).map((line) => html`<small>${dated(line)}</small>`)}</li>`)}</ul>
   </section>`;
 }

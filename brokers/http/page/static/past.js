@@ -3,10 +3,10 @@
 import { call } from "./api.js";
 import { colour } from "./strip.js";
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { number, percent, plural, time } from "./words.js";
+import { ago, dated, number, percent, plural, time } from "./words.js";
 
 const [WIDE, HIGH] = [600, 90];
-const HOUR_MS = 3_600_000;
+const [MINUTE_MS, HOUR_MS] = [60_000, 3_600_000];
 
 // Points of one broker and of minutes that follow one another are one line.
 function* pieces(loads) {
@@ -25,14 +25,15 @@ function* pieces(loads) {
 function Curve({ loads, brokers }) {
   const most = Math.max(...loads.map(([, , cost]) => cost));
   const until = Math.max(Date.now(), loads.at(-1)[0]);
-  const x = (at) => (WIDE * (at - until + HOUR_MS)) / HOUR_MS;
+  const span = Math.min(HOUR_MS, Math.max(5 * MINUTE_MS, until - loads[0][0]));
+  const x = (at) => (WIDE * (at - until + span)) / span;
   const y = (cost) => HIGH - 4 - ((HIGH - 8) * cost) / (most || 1);
   const label = `Load over the last hour, at most ${percent(most)} of a core, now ${percent(loads.at(-1)[2])}`;
   return html`<svg class="curve" viewBox=${`0 0 ${WIDE} ${HIGH}`} preserveAspectRatio="none" role="img" aria-label=${label}>
       ${[...pieces(loads)].map((piece) => html`<polyline fill="none" stroke-width="2.5" stroke-linecap="round" vector-effect="non-scaling-stroke"
         stroke=${colour(brokers[piece[0].broker]?.number, 11)}
-        points=${(piece.length > 1 ? piece : [piece[0], piece[0]]).map(({ at, cost }) => `${x(at)},${y(cost)}`).join(" ")} />`)}</svg>
-    <p class="soft">From an hour ago to now. At most ${percent(most)} of a core. Colour: owner.</p>`;
+        points=${[...piece, { ...piece.at(-1), at: Math.min(until, piece.at(-1).at + MINUTE_MS) }].map(({ at, cost }) => `${x(at)},${y(cost)}`).join(" ")} />`)}</svg>
+    <p class="soft">From ${ago(span)} to now. At most ${percent(most)} of a core. Colour: owner.</p>`;
 }
 
 async function topicsOf(namespace, range) {
@@ -66,10 +67,10 @@ export function Past({ name, changed, brokers }) {
     ${past.topics.length > 0 && html`<h3>${plural(past.topics.length, "topic")}</h3><ul class="moves">${past.topics.map((topic) => html`<li key=${topic}>${topic}</li>`)}</ul>`}
     <h3>History</h3>
     <ol class="moves" tabindex="0" aria-label="History">
-      ${past.known_from > 0 && html`<li class="soft">The log begins after offset ${number(past.known_from)}.</li>`}
-      ${past.left_out > 0 && html`<li class="soft">${plural(past.left_out, "older record")} ${past.left_out === 1 ? "is" : "are"} left out.</li>`}
-      ${past.records.map((row) => html`<li key=${row.offset} class=${row.refused ? "alarmed" : ""}>
+      ${past.ending.map((line) => html`<li>now ${line}</li>`)}
+      ${past.records.toReversed().map((row) => html`<li key=${row.offset} class=${row.refused ? "alarmed" : ""}>
         <time datetime=${new Date(row.at_ms).toISOString()}>${time(row.at_ms)}</time> <span class="soft">${row.offset}</span> ${row.lines[0]}
-        ${row.lines.slice(1).map((line) => html`<small>${line}</small>`)}</li>`)}
-      ${past.ending.map((line) => html`<li>now ${line}</li>`)}</ol>`;
+        ${row.lines.slice(1).map((line) => html`<small>${dated(line)}</small>`)}</li>`)}
+      ${past.left_out > 0 && html`<li class="soft">${plural(past.left_out, "older record")} ${past.left_out === 1 ? "is" : "are"} left out.</li>`}
+      ${past.known_from > 0 && html`<li class="soft">The log begins after offset ${number(past.known_from)}.</li>`}</ol>`;
 }

@@ -15,7 +15,7 @@ function Bars({ plan, brokers }) {
   return html`<p class="soft">Above: before. Below: after. As a share of the broker, by ${plan.measure}.</p>
     <div class="wide"><table><thead><tr><th scope="col">broker</th><th scope="col" class="bars">load</th><th scope="col" class="figure">bundles</th></tr></thead>
     <tbody>${rows.map(([name, each]) => html`<tr key=${name}>
-      <th scope="row"><${Swatch} of=${brokers[name]?.number} /> ${name}${each.apart && html`<small>takes no part: ${each.apart}</small>`}</th>
+      <th scope="row"><span class="name"><${Swatch} of=${brokers[name]?.number} /> ${name}</span>${each.apart && html`<small>takes no part: ${each.apart}</small>`}</th>
       <td class="bars"><div class="pair" role="img" aria-label=${`${name}: ${change(each.before, each.after)}`}>
         ${[each.before, each.after].map((load, place) => html`<span class="bar"><i style=${{ width: `${(100 * (load ?? 0)) / most}%`, background: colour(brokers[name]?.number, place ? 11 : 5) }}></i></span>`)}</div>
         <span class="said">${change(each.before, each.after)}</span></td>

@@ -21,4 +21,7 @@ export const ago = (ms) => (ms < 1_500 ? "just now" : `${duration(ms)} ago`);
 
 export const date = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
+// A line about a record, with the times that end something as people read them.
+export const dated = (line) => (line.startsWith("until_ms: ") ? line.replace(/\d{13}/g, (ms) => date(Number(ms))).replace("until_ms", "until") : line);
+
 export const time = (ms) => new Date(ms).toLocaleTimeString("en-GB");
