@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark import AccumulatorParam
 from pyspark.errors import PySparkException
 
-from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
 from equipoise.lab.results import Metrics
 from equipoise.lab.running import run
@@ -30,8 +30,7 @@ from equipoise.lab.trace_files import traces_named
 from equipoise.lab.traces import Traces
 from equipoise.spark_jobs.streams.causes import cause_of
 from equipoise.spark_jobs.streams.options import LabOptions, Screen, counting
-from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.tasks import spark_work
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +55,7 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
     """Run the grid, write its tables and print the front. Return the number of failed runs.
 
     Raises `CallerError` for a wrong trace, policy or setting and for too many runs, `OperatorError`
-    if the tables cannot be written, and what `spark_work` and `spark_session` raise.
+    if the tables cannot be written, `PeerError` if Spark fails, and what `spark_session` raises.
     """
     for policy in options.policies:
         settings_of(policy, every_s=options.every_s)
@@ -134,7 +133,7 @@ def _run_all(
                 lambda: context.parallelize(planned, len(planned)).foreach(work),
                 meanwhile=lambda: report(len(done.value)),
             )
-    except (KeyboardInterrupt, EquipoiseError):
+    except (KeyboardInterrupt, PeerError):
         screen.note(f"the job ended early: writing {len(done.value)} of {len(planned)} runs")
         with suppress(OperatorError):  # What ended the job is the error to report.
             spark_work(context, "lab", write)

@@ -1,6 +1,6 @@
 """Continue an archive where its tables end: fold the log, write its rows, keep the state.
 
-1. The state of the `RowSequence` is saved now and then, and at a clean stop.
+1. The state of the `Sequence` is saved now and then, and at a clean stop.
 2. To continue, load it, then feed the archive's own `records` that follow it. Their rows are in the
    tables already. The log is needed only from there on, so it may be truncated up to there.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from equipoise.channel.core.errors import CompactedSnapshotDamaged
 from equipoise.spark_jobs.rules.memory import StateRow, put_rows
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source, Table
-from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, RowSequence
+from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
 from equipoise.spark_jobs.sources.beginnings import beginning_at, lost
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 from equipoise.spark_jobs.tables.arrow import emitted_table
@@ -43,41 +43,6 @@ STATE_S: Final = 600.0
 _RECORDS: Final = ("log_offset", "position", "logged_at", "bytes")
 
 
-class Elsewhere(Protocol):
-    """What folds batches in another process, with one fold: `spark_jobs.streams.tasks.Tasks`."""
-
-    def feed(self, batch: list[Arrival]) -> list[pa.Table]:
-        """Return the rows of a batch, of each fold."""
-        ...
-
-    def changed_rows(self) -> list[StateRow]:
-        """Return the rows of state that changed since the last call; None for removed ones."""
-        ...
-
-    def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows."""
-        ...
-
-
-def sequence_of(
-    log_url: str,
-    begin: bytes | None = None,
-    *,
-    snapshot_records: int = SNAPSHOT_RECORDS,
-) -> RowSequence:
-    """Return the fold of the log at this URL. See `RowSequence`."""
-    return RowSequence(begin, lost=partial(lost, log_url), snapshot_records=snapshot_records)
-
-
-def emitted_by(sequence: RowSequence, batch: Iterable[Arrival]) -> pa.Table:
-    """Fold a batch. Return its rows (`spark_jobs.tables.arrow.EMITTED`)."""
-    gc.disable()  # A batch makes a million values without cycles.
-    try:
-        return emitted_table(list(sequence.feed(batch)))
-    finally:
-        gc.enable()
-
-
 class Archiving:
     """One archive while it is written: its tables, and the state from which they go on.
 
@@ -85,15 +50,9 @@ class Archiving:
     """
 
     def __init__(
-        self,
-        writer: Writer,
-        log_url: str,
-        *,
-        snapshot_records: int = SNAPSHOT_RECORDS,
-        elsewhere: Elsewhere | None = None,
+        self, writer: Writer, log_url: str, *, snapshot_records: int = SNAPSHOT_RECORDS
     ) -> None:
-        """Continue the archive, or begin it at the earliest place of the log. Fold in this process,
-        or `elsewhere`.
+        """Continue the archive, or begin it at the earliest place of the log.
 
         Raises `ArchiveDamaged` if state and records do not fit together, and what `beginning_at`
         and the methods of `Writer` raise.
@@ -103,16 +62,18 @@ class Archiving:
         self._rows: dict[str, bytes] = {}
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
+        self._is_elsewhere = False
         self._fed = 0
         self._saved_s = time.monotonic()
         found = writer.state()
         beginning = None if found is not None else beginning_at(log_url)
-        self._sequence = sequence_of(
-            log_url,
+        self._sequence = Sequence(
+            ARCHIVED,
             None if beginning is None else beginning.snapshot,
+            lost=partial(lost, log_url),
+            log=writer.log,
             snapshot_records=snapshot_records,
         )
-        self._elsewhere: Elsewhere | None = None
         if found is None:
             self.save()
         else:
@@ -129,9 +90,6 @@ class Archiving:
             _CHANNEL: first,
             **{source: position for source, position in beside.items() if position},
         }
-        if elsewhere is not None:
-            elsewhere.restore(self.state)
-            self._elsewhere = elsewhere
 
     @property
     def reached(self) -> int:
@@ -141,27 +99,39 @@ class Archiving:
     @property
     def state(self) -> dict[str, bytes]:
         """All rows of the sequence's state."""
-        fold = self._elsewhere or self._sequence
-        put_rows(self._rows, fold.changed_rows())
+        if not self._is_elsewhere:
+            put_rows(self._rows, self._sequence.changed_rows())
         return self._rows
 
-    def take(self, arrivals: list[Arrival]) -> pa.Table:
+    def take(self, arrivals: Iterable[Arrival]) -> pa.Table:
         """Fold the next entries, which come in order, and return their rows. Write them once there
         are enough.
 
-        Raises what `Writer.write`, `RowSequence.feed` and `Elsewhere.feed` raise. Then discard this
-        object.
+        Raises what `Writer.write` and `Sequence.feed` raise. Then discard this object.
         """
-        if self._elsewhere is None:
-            rows = emitted_by(self._sequence, arrivals)
-        else:
-            (rows,) = self._elsewhere.feed(arrivals)
-        self._fed += pc.sum(pc.equal(rows["table"], str(Table.RECORDS))).as_py() or 0
-        self._pending.append(rows)
-        self._pending_bytes += rows.nbytes
+        gc.disable()  # A batch makes a million values without cycles.
+        try:
+            rows = emitted_table(list(self._sequence.feed(arrivals)))
+        finally:
+            gc.enable()
+        self._add(rows)
         if self._pending_bytes >= WRITE_BYTES:
             self.write()
         return rows
+
+    def adopt(self, rows: pa.Table, changed: Iterable[StateRow]) -> None:
+        """Write rows that were folded elsewhere, from `state` on, and take over the rows of state
+        that have changed there. Raises as `write`.
+        """
+        self._is_elsewhere = True
+        self._add(rows)
+        self.write()
+        put_rows(self._rows, changed)  # Now, because a state ahead of the tables is of no use.
+
+    def _add(self, rows: pa.Table) -> None:
+        self._fed += pc.sum(pc.equal(rows["table"], str(Table.RECORDS))).as_py() or 0
+        self._pending.append(rows)
+        self._pending_bytes += rows.nbytes
 
     def write(self) -> None:
         """Write the rows that wait, and the state if it is time. Raises as `take`."""

@@ -1,4 +1,7 @@
-"""Archive a channel in Spark: a task folds each batch, and the driver writes its rows."""
+"""Archive a channel in Spark: workers fold the log and make the rows, the driver writes them.
+
+A run begins where the tables end.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,38 @@ from functools import partial
 
 import pyarrow as pa
 
-from equipoise.spark_jobs.archive.archiving import emitted_by, sequence_of
-from equipoise.spark_jobs.archive.run import JOB, MakeElsewhere, archived
-from equipoise.spark_jobs.sequence.sequence import RowSequence
+from equipoise.spark_jobs.archive.archiving import SOURCES
+from equipoise.spark_jobs.archive.run import JOB, ArchiveRun, archived_by
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sources.beginnings import lost
+from equipoise.spark_jobs.sources.folds import FoldStream, run_folds, state_in
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from equipoise.spark_jobs.streams.progress import Watch
-from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.tasks import Tasks
+from equipoise.spark_jobs.tables.schema import ARCHIVED
 
 
 def run_archive(options: ArchiveOptions, screen: Screen) -> int:
-    """Archive a log in Spark. Return and raise as `archived` and `spark_session`."""
-
-    def folds(watch: Watch) -> MakeElsewhere:
-        spark = spark_session(f"equipoise {JOB}", options, note=watch.note)
-
-        def tasks() -> Tasks[RowSequence, pa.Table]:
-            return Tasks(
-                spark.sparkContext,
-                JOB,
-                count=1,
-                make=partial(fold_of, log_url=options.log_url),
-                feed=emitted_by,
-                meanwhile=watch.show,
-            )
-
-        return tasks
-
-    return archived(options, screen, folds, in_spark=True)
+    """Archive a log in Spark. Return and raise as `archived_by` and `run_folds`."""
+    return archived_by(_in_spark, options, screen)
 
 
-def fold_of(_number: int, *, log_url: str) -> RowSequence:
-    """Return the one fold."""
-    return sequence_of(log_url)
+def _in_spark(run: ArchiveRun) -> None:
+    archiving = run.archiving
+
+    def take(_number: int, rows: pa.Table) -> None:
+        archiving.adopt(rows, state_in(rows))
+        run.written(rows)
+
+    archiving.save()
+    stream = FoldStream(
+        job=JOB,
+        make=partial(_sequence, log_url=run.options.log_url, log=archiving.writer.log),
+        sources=SOURCES,
+        state=archiving.state,
+        positions=archiving.positions,
+        take=take,
+    )
+    run_folds(run.options, stream, run.watch)
+
+
+def _sequence(_key: int, *, log_url: str, log: str) -> Sequence:
+    return Sequence(ARCHIVED, lost=partial(lost, log_url), log=log)

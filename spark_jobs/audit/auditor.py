@@ -1,13 +1,13 @@
 """Audit a channel in one process: fold it, and check the facts of each subject at once.
 
-Spark spreads subjects over several auditors (`spark_jobs.audit.job`), which find the same.
+Spark spreads subjects over several auditors (`spark_jobs.audit.shards`), which find the same.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Final
 from zlib import crc32
 
 import orjson
@@ -18,8 +18,8 @@ from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.folding import Lost
-from equipoise.spark_jobs.sequence.rows import Arrival, Source
-from equipoise.spark_jobs.sequence.sequence import FactSequence, nothing_lost
+from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
+from equipoise.spark_jobs.sequence.sequence import Sequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000
 """How long after its time a timer runs, if no fact of its subject comes."""
@@ -29,36 +29,6 @@ AT_ONCE: Final = 1_000
 
 _SUBJECT: Final = "subject:"
 _LATEST: Final = "latest_ms"
-
-Standing = tuple[int | None, int]
-"""The last offset that was folded, if the fold has stopped for good, else None; and the base of the
-channel's offsets."""
-
-
-class Auditing(Protocol):
-    """What checks a channel batch by batch: an `Auditor`, or several in Spark.
-
-    * `standing`: how the fold stands.
-    * `state_rows`: how many subjects are remembered.
-    """
-
-    @property
-    def standing(self) -> Standing: ...  # noqa: D102 - see above
-
-    @property
-    def state_rows(self) -> int: ...  # noqa: D102 - see above
-
-    def feed(self, batch: Sequence[Arrival]) -> list[Finding]:
-        """Return the findings of one batch."""
-        ...
-
-    def changed_rows(self) -> list[StateRow]:
-        """Return the rows of state that changed since the last call; None for removed ones."""
-        ...
-
-    def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows."""
-        ...
 
 
 class Auditor:
@@ -74,13 +44,14 @@ class Auditor:
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Begin at the log's first record, or from the snapshot `begin`. The arguments are those of
-        `spark_jobs.sequence.sequence.FactSequence`.
+        `Sequence`.
 
         With `shard`, its number and the count of shards, check only the subjects of that shard.
         """
         self.facts = 0
         self._number, self._count = shard
-        self._sequence = FactSequence(
+        self.sequence = Sequence(
+            frozenset({Table.FACTS}),
             begin,
             lost=lost,
             log=log,
@@ -92,7 +63,7 @@ class Auditor:
         self._latest_ms = 0
         self._touched: dict[str, None] = {}
 
-    def feed(self, batch: Sequence[Arrival]) -> list[Finding]:
+    def feed(self, batch: Iterable[Arrival]) -> list[Finding]:
         """Return the findings of one batch: first of its facts, then of the timers that are due
         after it.
         """
@@ -104,11 +75,11 @@ class Auditor:
             # Searching for cycles costs a fifth of the time. There are few, which wait here.
             gc.disable()
             try:
-                for fact in self._sequence.feed(entries[first : first + AT_ONCE]):
+                for fact in self.sequence.facts(entries[first : first + AT_ONCE]):
                     self._check(fact, findings)
             finally:
                 gc.enable()
-        self._latest_ms = max(self._latest_ms, self._sequence.facts_ms)
+        self._latest_ms = max(self._latest_ms, self.sequence.facts_ms)
         self._expire(self._latest_ms - WATERMARK_MS, findings)
         return findings
 
@@ -139,11 +110,6 @@ class Auditor:
             self._timers[audit.subject] = due_ms
 
     @property
-    def standing(self) -> Standing:
-        """How the fold stands."""
-        return self._sequence.standing
-
-    @property
     def state_rows(self) -> int:
         """How many subjects are remembered."""
         return len(self._audits)
@@ -151,7 +117,7 @@ class Auditor:
     def changed_rows(self) -> list[StateRow]:
         """Return the rows of state that changed since the last call; None for removed ones."""
         rows: list[StateRow] = [
-            *self._sequence.changed_rows(),
+            *self.sequence.changed_rows(),
             (_LATEST, orjson.dumps(self._latest_ms)),
         ]
         for name in self._touched:
@@ -166,7 +132,7 @@ class Auditor:
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Continue from the state in these rows. Raise what `Sequence.restore` raises."""
-        self._sequence.restore(rows)
+        self.sequence.restore(rows)
         self._latest_ms = orjson.loads(rows[_LATEST])
         for key, data in rows.items():
             if key.startswith(_SUBJECT):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-import pyarrow as pa
+import pandas as pd
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.storagelevel import StorageLevel
 
@@ -26,11 +26,10 @@ from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.pulsar import GoneBrokers, parse_sighting
 from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows, load_rows
-from equipoise.spark_jobs.sequence.rows import EMITTED_DDL, Emitted, Table, finding_row
+from equipoise.spark_jobs.sequence.rows import Table, finding_row
 from equipoise.spark_jobs.streams.options import PulsarOptions, Screen
-from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.tasks import spark_work
-from equipoise.spark_jobs.tables.arrow import emitted_table
+from equipoise.spark_jobs.streams.sequential_operator import ROWS_DDL, frames, with_time
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.schema import WRITTEN_BY
 from equipoise.spark_jobs.tables.writing import Writer, open_writer
@@ -59,20 +58,14 @@ _NEWEST: Final = (
     "SELECT max(coalesce((SELECT published_ms FROM messages WHERE offset = ?), 0), coalesce((SELECT"
     " at_ms FROM reports WHERE id = ?), 0))"
 )
-_MESSAGES_SCHEMA: Final = pa.schema([
-    ("offset", pa.int64()),
-    ("message_id", pa.string()),
-    ("bundle", pa.string()),
-    ("published_ms", pa.int64()),
-    ("value", pa.binary()),
-    ("producer", pa.string()),
-])  # fmt: skip
+_COLUMNS: Final = tuple(column.split()[0] for column in _MESSAGES_DDL.split(", "))
 
 
 def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     """Audit a recording, write its tables and print the findings. Return how many there are.
 
-    Raises what `open_archive`, `open_writer`, `spark_session` and `spark_work` raise.
+    Raises what `open_archive`, `open_writer` and `spark_session` raise, and `PeerError` if Spark
+    fails.
     """
     with open_archive(options.recording) as recording:
         cluster, messages, reports = (
@@ -150,7 +143,7 @@ def audited_rows(
     `beginnings` are the offsets before which messages are lost.
     """
     path = str(recording.absolute())
-    read = _ranges(spark, messages).mapInArrow(partial(read_messages, path), _MESSAGES_DDL)
+    read = _ranges(spark, messages).mapInPandas(partial(read_messages, path), _MESSAGES_DDL)
     audit = partial(
         audit_bundles, newest_ms(path, messages=messages, reports=reports), beginnings=beginnings
     )
@@ -158,7 +151,7 @@ def audited_rows(
     bundles = (
         read.repartition(namespace)
         .sortWithinPartitions("offset")
-        .mapInArrow(audit, EMITTED_DDL)
+        .mapInPandas(audit, ROWS_DDL)
         .persist(StorageLevel.DISK_ONLY)
     )
     sightings = (
@@ -166,8 +159,8 @@ def audited_rows(
         .repartition(1)
         .sortWithinPartitions("offset")
     )
-    loads = _ranges(spark, reports + 1).mapInArrow(partial(_read_loads, path), EMITTED_DDL)
-    return bundles.union(sightings.mapInArrow(_audit_brokers, EMITTED_DDL)).union(loads)
+    loads = _ranges(spark, reports + 1).mapInPandas(partial(_read_loads, path), ROWS_DDL)
+    return with_time(bundles.union(sightings.mapInPandas(_audit_brokers, ROWS_DDL)).union(loads))
 
 
 def _ranges(spark: SparkSession, end: int) -> DataFrame:
@@ -184,29 +177,27 @@ def newest_ms(path: str, *, messages: int, reports: int) -> int:
     return int(newest)
 
 
-def read_messages(path: str, firsts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_messages(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """Yield the messages of the chunks that begin at these offsets."""
     for rows in _chunks(path, _MESSAGES, firsts):
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        if columns:
-            yield pa.record_batch(columns, schema=_MESSAGES_SCHEMA)
+        yield pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
-def _read_loads(path: str, firsts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_loads(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     for rows in _chunks(path, _REPORTS, firsts):
-        yield from _batches(found for row in rows for found in load_rows(*row))
+        yield from frames(found for row in rows for found in load_rows(*row))
 
 
 def _chunks(
-    path: str, query: str, firsts: Iterable[pa.RecordBatch]
+    path: str, query: str, firsts: Iterable[pd.DataFrame]
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of each chunk. The file is opened here, because Spark sends this function to
     other processes.
     """
     with _opened(path) as connection:
-        for batch in firsts:
-            for first in batch["first"].to_pylist():
-                yield connection.execute(query, (first, first + CHUNK - 1)).fetchall()
+        for frame in firsts:
+            for first in frame["first"]:
+                yield connection.execute(query, (int(first), int(first) + CHUNK - 1)).fetchall()
 
 
 def _opened(path: str) -> closing[sqlite3.Connection]:
@@ -214,31 +205,26 @@ def _opened(path: str) -> closing[sqlite3.Connection]:
 
 
 def audit_bundles(
-    newest: int, batches: Iterable[pa.RecordBatch], *, beginnings: Sequence[int] = ()
-) -> Iterator[pa.RecordBatch]:
+    newest: int, batches: Iterable[pd.DataFrame], *, beginnings: Sequence[int] = ()
+) -> Iterator[pd.DataFrame]:
     """Yield the rows of messages, which come in order. `newest` is the newest time of the recording
     (Unix time in ms).
     """
     rows = PulsarRows(beginnings)
     for batch in batches:
-        columns = (batch[name].to_pylist() for name in _MESSAGES_SCHEMA.names)
-        messages = zip(*columns, strict=True)
-        yield from _batches(found for row in messages for found in rows.feed(row))
-    yield from _batches(rows.end(newest))
+        columns = (batch[name].tolist() for name in _COLUMNS)
+        yield from frames(found for row in zip(*columns, strict=True) for found in rows.feed(row))
+    yield from frames(rows.end(newest))
 
 
-def _audit_brokers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _audit_brokers(batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     brokers = GoneBrokers()
     for batch in batches:
-        yield from _batches(
+        yield from frames(
             finding_row(found)
-            for body in batch["body"].to_pylist()
+            for body in batch["body"]
             for found in brokers.check(parse_sighting(body))
         )
-
-
-def _batches(rows: Iterable[Emitted]) -> Iterator[pa.RecordBatch]:
-    yield from emitted_table(list(rows)).to_batches()
 
 
 def _print(found: list[Finding], options: PulsarOptions, screen: Screen) -> None:

@@ -100,8 +100,8 @@ def _archive_of(options: ReportOptions, screen: Screen) -> str | Path:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
     # Only for a log.
-    from equipoise.spark_jobs.archive.run import run_archive  # noqa: PLC0415
-    from equipoise.spark_jobs.audit.run import run_audit  # noqa: PLC0415
+    from equipoise.spark_jobs.plain.archive import run_archive  # noqa: PLC0415
+    from equipoise.spark_jobs.plain.audit import run_audit  # noqa: PLC0415
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)

@@ -1,7 +1,7 @@
 """Define the entries that come from the sources, the channel's log and the notes, and the rows that
 the sequential operator emits.
 
-`spark_jobs.sources.reading` reads the entries, `spark_jobs.tables` defines the bodies of
+`spark_jobs.sources.frames` reads the entries, `spark_jobs.tables` defines the bodies of
 rows.
 """
 
@@ -25,6 +25,8 @@ class Source(StrEnum):
     LOADS = "loads"
 
 
+ALL_SOURCES: Final = frozenset(Source)
+
 Positions = Mapping[str, int]
 """The next offset to read of each source, by source name."""
 
@@ -43,8 +45,15 @@ class Arrival(NamedTuple):
     value: bytes | None
 
 
+# Times are numbers, because Spark converts timestamps to the session's time zone for Python.
+FRAME_DDL: Final = "source STRING, offset BIGINT, at_ms BIGINT, value BINARY"
+"""Columns of the frame of every source: the fields of `Arrival`."""
+
+
 class Table(StrEnum):
-    """The destination of a row: `FACTS` go to the audit, all others to tables of the archive."""
+    """The destination of a row. `REACH` (how far the audit has come) and `STATE` go to Spark's
+    driver, `FACTS` to the audit of Pulsar's brokers; all others are tables of the archive.
+    """
 
     FACTS = "facts"
     RECORDS = "records"
@@ -58,6 +67,8 @@ class Table(StrEnum):
     LOADS = "loads"
     DECISIONS = "decisions"
     SERVING = "serving"
+    REACH = "reach"
+    STATE = "state"
     FINDINGS = "findings"
 
 
@@ -103,6 +114,11 @@ def finding_row(finding: Finding) -> Emitted:
         verdict=None,
         body=finding.to_bytes(),
     )
+
+
+def row_beside(table: Table, subject: str, body: bytes | None) -> Emitted:
+    """Return a row that is in no table of the archive."""
+    return Emitted(table.value, subject, 0, 0, 0, None, None, None, body)
 
 
 EMITTED_DDL: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from equipoise.channel.core import errors as of_the_channel
 from equipoise.channel.core.errors import EquipoiseError, PeerError
@@ -30,6 +30,23 @@ _JAVA: Final = re.compile(
     re.MULTILINE,
 )
 
+_PASSING: Final = frozenset({
+    "BrokerNotAvailableException",
+    "ConnectException",
+    "ConfigException",  # Of Kafka's client, if no server name can be resolved.
+    "CoordinatorNotAvailableException",
+    "DisconnectException",
+    "LeaderNotAvailableException",
+    "NetworkException",
+    "NotLeaderOrFollowerException",
+    "RetriableException",
+    "SocketTimeoutException",
+    "TimeoutException",
+    "UnknownTopicOrPartitionException",
+})  # fmt: skip
+"""Errors of a source that is unavailable: simple names of exceptions of Java and of Kafka's
+client."""
+
 # Spark hard-codes a limit of 10 s. A worker misses it if all cores are busy or the interpreter
 # cannot run at all.
 _WORKER: Final = re.compile(
@@ -49,13 +66,23 @@ _NOT_STARTED: Final = (
 
 PROBLEM_CHARACTERS_MAX: Final = 400
 
+Missing = Literal["source", "output", "workers"]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a job in Spark failed: a message in one line, and whether it may pass without action."""
+    """Why a stream failed.
 
+    * `kind`: the simple name of an error.
+    * `text`: its message in one line.
+    * `passes`: whether it may resolve without action.
+    * `missing`: what a stream waits for, if it passes.
+    """
+
+    kind: str
     text: str
-    passes: bool = False
+    passes: bool
+    missing: Missing = "source"
 
 
 def cause_of(message: str) -> Cause:
@@ -66,13 +93,31 @@ def cause_of(message: str) -> Cause:
     for pattern in (_OURS, _PYTHON, _JAVA):
         found = list(pattern.finditer(message))
         if pattern is _JAVA and _WORKER.search(message):
-            return Cause(_NOT_STARTED, passes=True)
+            return Cause(kind="WorkerNotStarted", text=_NOT_STARTED, passes=True, missing="workers")
         if pattern is _JAVA and _INTERPRETER.search(message):
-            return Cause(_UNFIT)
+            return Cause(kind="InterpreterUnfit", text=_UNFIT, passes=False)
         if found:
             return _cause(found[-1]["kind"].rpartition(".")[2], found[-1]["text"] or "")
     return _cause(
         "", next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
+    )
+
+
+def cause_of_error(error: BaseException, *, missing: Missing = "source") -> Cause:
+    """Return the cause for a caught error."""
+    kind = error.code if isinstance(error, EquipoiseError) else type(error).__name__
+    return Cause(
+        kind=kind,
+        text=_shortened(str(error) or kind),
+        passes=isinstance(error, PeerError),
+        missing=missing,
+    )
+
+
+def spark_failed(job: str, message: str) -> PeerError:
+    """Return the error for a job that ended with Spark's `message`."""
+    return PeerError(
+        f"the Spark job {job} failed: {cause_of(message).text}; fix that, and start the job again"
     )
 
 
@@ -81,8 +126,8 @@ def _cause(kind: str, text: str) -> Cause:
         (found for module in _MODULES if (found := getattr(module, kind, None)) is not None), None
     )
     if isinstance(ours, type) and issubclass(ours, EquipoiseError):
-        return Cause(_shortened(text), passes=issubclass(ours, PeerError))
-    return Cause(_shortened(f"{kind}: {text}".strip(": ")))
+        return Cause(kind=kind, text=_shortened(text), passes=issubclass(ours, PeerError))
+    return Cause(kind=kind, text=_shortened(f"{kind}: {text}".strip(": ")), passes=kind in _PASSING)
 
 
 def _shortened(text: str) -> str:

@@ -19,6 +19,14 @@ from equipoise.channel.log.open_log import log_path
 if TYPE_CHECKING:
     from equipoise.lab.traces import Shape
 
+PER_TRIGGER: Final = 40_000
+"""Most entries in one batch: 10 MB of records of 250 bytes. One worker folds them in about a
+second."""
+
+ARCHIVE_PER_TRIGGER: Final = 200_000
+"""The same for an archive, 50 MB. Latency does not matter there, and larger batches spread the
+fixed cost of each."""
+
 IN_FLIGHT_MAX_S: Final = 60
 """How long a bundle may be between two owners before the audit reports it: a step takes
 milliseconds, a retry seconds."""
@@ -108,6 +116,7 @@ class AuditOptions(StreamOptions):
 
     archive: str | Path
     in_flight_max_s: int = IN_FLIGHT_MAX_S
+    per_trigger: int = PER_TRIGGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +130,7 @@ class ArchiveOptions(StreamOptions):
     """
 
     archive: str | Path
+    per_trigger: int = ARCHIVE_PER_TRIGGER
     hold: str | None = None
     release: str | None = None
 

@@ -17,13 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
     OperatorError,
     missing_extra,
 )
-from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
+from equipoise.spark_jobs.streams.causes import spark_failed
+from equipoise.spark_jobs.streams.connector import connector_jars
+from equipoise.spark_jobs.streams.interrupts import Result, delayed_interrupts, interruptible
 from equipoise.spark_jobs.streams.options import SparkOptions
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _ARCHIVE: Final = ("deltalake", "pyarrow", "zstandard")
@@ -48,15 +53,43 @@ A batch of 40,000 records takes 10 MB as rows, and a few times that in transit.
 MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
 """Spark's own environment variable."""
 
+STACK: Final = "16m"
+"""Stack of each JVM thread; only the used part takes memory.
+
+If a query is stopped during a batch, Spark searches its error with a pattern that recurses for each
+character, too deep for Java's 1 MB.
+"""
+
+SHUFFLE_PARTITIONS: Final = 2
+"""Tasks of each keyed operator. A checkpoint keeps this number for ever, and each task has its own
+state store.
+
+Two suffice for the 2,000 records/s that a cluster writes at most.
+"""
+
+_STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
+    # Write only the changes of a batch to the checkpoint, not the whole state.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    # Pass rows between the JVM and Python in few pieces.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Keep Python workers: one that waits for a missing file is alive.
+    "spark.python.worker.reuse": "true",
 }
 
 _IN_PROCESS: Final = "local["
 """Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are
 not."""
+
+_LOOKS: Final = 4
+"""How many tasks for each core look for a folder."""
 
 JAVA_MIN: Final = 17
 """The Java that the extra's Spark needs; see docs/adr/0012-spark.md."""
@@ -83,6 +116,10 @@ _NOISE: Final = (
     b"WARNING: Please consider reporting this to the maintainers",
     b"Using Spark's default log4j profile",
     b"Picked up JAVA_TOOL_OPTIONS",
+    # Messages of a stateful operator's Python worker in each batch, with an empty line after each.
+    b"Starting Streaming TransformWithState",
+    b"Streaming TransformWithState",
+    b"\n",
 )
 
 OUR_PACKAGE: Final = "equipoise"
@@ -95,21 +132,49 @@ _ENVIRONMENT: Final = "equipoise-environment"
 _PROGRAMS: Final = "/usr/local/bin:/usr/bin:/bin"
 
 
+def check_shared(session: SparkSession, folder: Path) -> None:
+    """Raise `CallerError` if a worker of the cluster does not see `folder`, where a job keeps its
+    checkpoint.
+    """
+    context = session.sparkContext
+    if _is_in_process(session):
+        return
+    mark = str(folder.absolute() / f".seen-by-{context.applicationId}")
+    Path(mark).touch()
+    try:
+        # Several for each core, so that each worker gets some.
+        tasks = _LOOKS * context.defaultParallelism
+        seen = context.parallelize(range(tasks), tasks).map(lambda _: os.path.exists(mark))  # noqa: PTH110 - a worker needs no pathlib
+        is_shared = all(seen.collect())
+    finally:
+        Path(mark).unlink()
+    if not is_shared:
+        raise CallerError(
+            f"the checkpoint of this job would be in {folder.absolute()}, which workers of"
+            f" {context.master} do not see: each would keep a part of the state on a disk of its"
+            " own, and the job could not continue; name a folder that all machines share with"
+            " --archive, or omit --master"
+        )
+
+
 def spark_session(
     app: str,
     where: SparkOptions,
     *,
+    kafka: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> SparkSession:
     """Return a session named `app`, or the session that this process already has.
 
-    It runs on this machine, unless `where` or `spark-submit` names a cluster. `note` gets a message
-    about the start, which blocks.
+    It runs on this machine, unless `where` or `spark-submit` names a cluster. With `kafka`, fetch
+    Spark's connector if it is missing. `note` gets a message about the fetch and the start; the
+    start blocks.
 
-    Raise `CallerError`, and `OperatorError` if Java is missing or unfit.
+    Raise `CallerError`, and `OperatorError` if Java or the connector is missing or unfit.
     """
     check_extra("spark")
     check_java()
+    jars = connector_jars(note=note) if kafka else ()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra, which is checked first
     from pyspark.sql import SparkSession  # noqa: PLC0415 - the same
 
@@ -124,11 +189,9 @@ def spark_session(
         choose_python(conf.set, master, where.environment)
     if not is_submitted:
         conf.set("spark.driver.memory", driver_memory())
-        # In a zip there is no such file, and Spark's default applies.
-        logging = Path(__file__).with_name("log4j2.properties")
-        if logging.is_file():
-            put = f"-Dlog4j2.configurationFile={logging.as_uri()}"
-            conf.set("spark.driver.extraJavaOptions", put)
+        conf.set("spark.driver.extraJavaOptions", " ".join(_java_options()))
+    if jars:
+        conf.set("spark.jars", ",".join(map(str, jars)))
     for name, value in _SETTINGS.items():
         conf.set(name, value)
     if not is_submitted:
@@ -157,6 +220,24 @@ def choose_python(put: Callable[[str, str], object], master: str, environment: P
     if environment is not None:
         put("spark.archives", f"{environment.absolute()}#{_ENVIRONMENT}")
         put("spark.executorEnv.PATH", f"{_ENVIRONMENT}/bin:{beside}:{_PROGRAMS}")
+
+
+def spark_work(
+    context: SparkContext,
+    job: str,
+    work: Callable[[], Result],
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Result:
+    """Return the result of `work`, which calls into Spark. See `interruptible`.
+
+    Raise `PeerError` if Spark fails, and our own errors of `work`.
+    """
+    done = interruptible(work, cancel=context.cancelAllJobs, meanwhile=meanwhile)
+    failure = done.exception()
+    if isinstance(failure, Exception) and not isinstance(failure, EquipoiseError):
+        raise spark_failed(job, str(failure)) from failure
+    return done.result()
 
 
 def _is_in_process(session: SparkSession) -> bool:
@@ -238,6 +319,17 @@ def _forward(reading: int, target: int) -> None:
                 except OSError:
                     # Nobody reads the output any more, but a full pipe would block the JVM.
                     continue
+
+
+def _java_options() -> list[str]:
+    """Return the options of the JVM: stack size and logging. In a zip there is no configuration
+    file, and Spark's default applies.
+    """
+    path = Path(__file__).with_name("log4j2.properties")
+    return [
+        f"-Xss{STACK}",
+        *([f"-Dlog4j2.configurationFile={path.as_uri()}"] if path.is_file() else []),
+    ]
 
 
 def _ship(session: SparkSession) -> None:

@@ -25,8 +25,7 @@ from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
-from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.tasks import spark_work
+from equipoise.spark_jobs.streams.session import spark_session, spark_work
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables, file_batches
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening

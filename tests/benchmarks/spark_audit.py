@@ -26,10 +26,9 @@ from equipoise.channel.core.errors import LogNotBegun
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.job import run_audit as run_in_spark
-from equipoise.spark_jobs.audit.run import run_audit
+from equipoise.spark_jobs.plain.audit import run_audit
 from equipoise.spark_jobs.rules.rule import parse_finding
-from equipoise.spark_jobs.sources.tail import IN_SPARK_ENTRIES_MAX
-from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.options import PER_TRIGGER, AuditOptions, Screen
 from tests.benchmarks.frame import report, single, summary
 from tests.spark.spark_logs import WrittenStream
 
@@ -77,7 +76,7 @@ def replayed(host: Host, folder: Path, name: str) -> tuple[float, float]:
     url = f"sqlite:{folder}/{name}-replayed"
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
-        stream.go_on(IN_SPARK_ENTRIES_MAX - stream.view.offset - 1)
+        stream.go_on(PER_TRIGGER - stream.view.offset - 1)
         first = stream.forge()
         stream.go_on(REPLAYED - stream.view.offset - 1)
         last = stream.forge()

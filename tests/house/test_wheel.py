@@ -75,10 +75,11 @@ def test_the_source_has_all_that_the_wheel_has(wheel: zipfile.Path, built: Path)
     assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= sources
 
 
-def test_ships_what_the_spark_jobs_read(wheel: zipfile.Path) -> None:
+@pytest.mark.parametrize("data", ["connector-jars.json", "log4j2.properties"])
+def test_ships_what_the_spark_jobs_read(wheel: zipfile.Path, data: str) -> None:
     """What a job reads beside its modules is in the wheel, too."""
-    settings = "spark_jobs/streams/log4j2.properties"
-    assert (ROOT / settings).read_bytes() == (wheel / "equipoise" / settings).read_bytes()
+    expected = (ROOT / "spark_jobs/streams" / data).read_bytes()
+    assert expected == (wheel / "equipoise" / "spark_jobs" / "streams" / data).read_bytes()
 
 
 def test_has_one_console_script(wheel: zipfile.Path) -> None:

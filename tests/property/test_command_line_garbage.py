@@ -42,8 +42,7 @@ SPARK_JOBS = {
     "archive.job": "run_archive",
     "verifying.job": "run_verify",
     "report.job": "run_report",
-    "archive.run": "run_archive",
-    "audit.run": "run_audit",
+    "plain.archive": "run_archive",
     "laboratory": "run_lab",
 }
 
@@ -148,6 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 f"equipoise.spark_jobs.{job}",
                 SimpleNamespace(**{run_job: lambda *_: 0}),
             )
+        patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
         patch.setattr(
             "equipoise.brokers.cli.commands.history_commands.end_with_standard_input", lambda: None
         )

@@ -144,7 +144,7 @@ def archive(
     """
     hear_interrupts()
     with importing("archive"):
-        from equipoise.spark_jobs.archive.run import run_archive
+        from equipoise.spark_jobs.plain.archive import run_archive
 
     check_one(hold, release)
     begin(log, stop_on_eof=stop_on_eof)
@@ -183,7 +183,7 @@ def audit(
     """
     hear_interrupts()
     with importing("archive"):
-        from equipoise.spark_jobs.audit.run import run_audit
+        from equipoise.spark_jobs.plain.audit import run_audit
 
     begin(log, stop_on_eof=stop_on_eof)
     options = AuditOptions(

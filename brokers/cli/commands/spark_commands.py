@@ -38,7 +38,7 @@ from equipoise.brokers.cli.options import (
     pairs,
 )
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import Output
+from equipoise.brokers.cli.output import Output, print_line
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
@@ -311,3 +311,14 @@ def lab(
         as_json=results.as_json,
     )
     end(run_lab(options, screen()))
+
+
+@app.command()
+def jars() -> None:
+    """Fetch the jars of Spark's Kafka connector into the cache and verify them. A log in a file
+    needs none.
+    """
+    from equipoise.spark_jobs.streams.connector import connector_jars
+
+    for path in connector_jars(note=screen().note):
+        print_line(str(path))

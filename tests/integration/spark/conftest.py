@@ -1,7 +1,8 @@
 """Share one Spark session between all tests of a process: it takes 10 s to start, and a process can
 have only one.
 
-`spark` is the session, on two threads of this machine. A test stops what it runs there.
+* `spark`: the session, on two threads of this machine. A test stops what it runs there.
+* `spark_on_kafka`: the same, with Spark's Kafka connector on its path.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def lacking(error: Exception) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Start the session."""
+    """Start the session, with the connector if it is available."""
     try:
         check_java()
     except OperatorError as error:
@@ -41,6 +42,17 @@ def spark() -> Iterator[SparkSession]:
     # For this JVM alone: others tell of the variable where tests read what they print.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", _QUICK_JVM)
-        session = spark_session("tests", SparkOptions(master=_MASTER))
+        try:
+            session = spark_session("tests", SparkOptions(master=_MASTER), kafka=True)
+        except OperatorError:
+            session = spark_session("tests", SparkOptions(master=_MASTER))
     yield session
     session.stop()
+
+
+@pytest.fixture
+def spark_on_kafka(spark: SparkSession) -> SparkSession:
+    """Return the session for a test that reads topics."""
+    if "spark-sql-kafka" not in spark.sparkContext.getConf().get("spark.jars", ""):
+        lacking(RuntimeError("Spark's Kafka connector is not there: see `equipoise spark jars`"))
+    return spark

@@ -1,7 +1,8 @@
-"""Test the archive job: the same tables as without Spark."""
+"""Test the archive job: the same tables as without Spark, also after a kill."""
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,15 @@ import pytest
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.spark_jobs.archive.job import run_archive
-from equipoise.spark_jobs.archive.run import run_archive as run_plain_archive
+from equipoise.spark_jobs.archive.run import JOB
+from equipoise.spark_jobs.plain import archive as plain
 from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
-from equipoise.spark_jobs.sources import tail
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
 from tests.channels.walk import Walk
+from tests.repeats import times
 from tests.spark.archived import archived
-from tests.spark.spark_logs import silent
+from tests.spark.spark_kills import BATCHES_MIN, PER_TRIGGER, run_with_kills
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,19 +94,17 @@ def archive_now(options: ArchiveOptions) -> list[str]:
     return printed
 
 
-def test_a_channel_is_archived_as_it_is_folded(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Path) -> None:
     """Its tables equal those made without Spark, after several batches, and after the plain process
     and Spark have taken turns. It has a hold.
     """
     url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(7), tmp_path / "archive"
-    options = ArchiveOptions(log_url=url, archive=folder, to_end=True, hold="main")
-    monkeypatch.setattr(tail, "IN_SPARK_ENTRIES_MAX", 200)
+    options = ArchiveOptions(log_url=url, archive=folder, to_end=True, per_trigger=200, hold="main")
     for number, records in enumerate((400, 50, 100)):
         append(url, walk, records)
         if number == 1:
-            run_plain_archive(replace(options, hold=None), silent())
+            silent = Screen(result=lambda _line: None, note=lambda _line: None)
+            plain.run_archive(replace(options, hold=None), silent)
         else:
             archive_now(options if number else replace(options, hold=None))
         archive, expected = Tables(folder), reference(walk, tmp_path / f"expected {number}")
@@ -115,3 +115,19 @@ def test_a_channel_is_archived_as_it_is_folded(
         for entry in log.read(reader.position, limit=1_000):
             reader.feed(entry)
     assert 550 == reader.view.policies["archives/main"].document["archived_to"]
+
+
+@pytest.mark.soak
+@pytest.mark.repeats
+@pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
+def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """Drivers are killed in the middle of batches. After the last one, the tables equal those of an
+    undisturbed run.
+    """
+    url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
+    kills = times(1, many=6)
+    append(url, walk, PER_TRIGGER * (1 + BATCHES_MIN * (kills + 1)))
+    assert kills == run_with_kills(JOB, url, folder, kills=kills, chance=random.Random(9))
+    archive, expected = Tables(folder), reference(walk, tmp_path / "expected")
+    for table in OF_THE_CHANNEL:
+        assert rows_of(expected, table).equals(rows_of(archive, table)), table

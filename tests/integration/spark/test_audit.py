@@ -1,9 +1,10 @@
-"""The audit on a real Spark: what it finds, where it puts it, and that it goes on where
+"""The streaming audit on a real Spark: what it finds, where it puts it, and that it goes on where
 it was.
 """
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
-from equipoise.spark_jobs.audit.run import run_audit as run_plain_audit
+from equipoise.spark_jobs.plain.audit import run_audit as run_plain_audit
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
-from tests.spark.spark_logs import WrittenStream, findings
+from tests.repeats import times
+from tests.spark.spark_kills import audit, findings, run_with_kills, write_log
+from tests.spark.spark_logs import WrittenStream
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
@@ -95,7 +98,7 @@ def kept(path: Path) -> list[str]:
 
 
 def test_an_audit_of_a_topic_publishes_findings_on_another(
-    spark: SparkSession, kafka: Kafka, tmp_path: Path
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path
 ) -> None:
     topic = kafka.topic("audit")
     kafka.topics.append(f"{topic}-findings")
@@ -110,3 +113,19 @@ def test_an_audit_of_a_topic_publishes_findings_on_another(
     [(_, key, value)] = read_all(kafka.address, f"{topic}-findings")
     assert (b"log:", [injected]) == (key, orjson.loads(value or b"")["offsets"])
     assert [injected] == [row["log_offset"] for row in findings(tmp_path / "archive")]
+
+
+@pytest.mark.repeats
+@pytest.mark.soak
+def test_findings_after_kills_are_those_of_an_undisturbed_audit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    kills = times(1, many=10)
+    url = f"sqlite:{tmp_path}/log"
+    injected = write_log(url, records=times(1_000, many=15_000))
+    assert injected == audit(url, tmp_path / "whole")
+    assert kills == run_with_kills(
+        "audit", url, tmp_path / "cut", kills=kills, chance=random.Random(1)
+    )
+    assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
+    assert injected == len(kept(tmp_path / "log.observations"))

@@ -1,5 +1,5 @@
-"""The audit on a standalone cluster of two workers that have nothing of ours but a packed
-environment, and share nothing with the driver.
+"""The streaming audit on a standalone cluster of two workers that have nothing of ours but a packed
+environment, and share nothing with the driver but a folder for the archive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import pytest
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
+from equipoise.spark_jobs.streams.connector import connector_jars
 from tests.house.house_rules import ROOT
 from tests.integration.spark.conftest import lacking
 from tests.kafka.fixtures import Kafka
-from tests.spark.spark_logs import WrittenStream, findings
+from tests.spark.spark_kills import findings
+from tests.spark.spark_logs import WrittenStream
 from tests.spark.two_workers import forwarded
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -106,8 +108,9 @@ def auditing(shared: Path, command: list[str], port: int) -> Iterator[subprocess
 def test_an_audit_goes_on_when_a_worker_is_killed(
     kafka: Kafka, tmp_path: Path, packed_environment: Path
 ) -> None:
-    if not all(map(shutil.which, ("unshare", "ip", "java"))):
-        lacking(RuntimeError("the machine lacks unshare, ip or java"))
+    if not all(map(shutil.which, ("unshare", "ip", "java", "mvn"))):
+        lacking(RuntimeError("the machine lacks unshare, ip, java or mvn"))
+    connector_jars()
     shared, topic = tmp_path / "shared", kafka.topic("cluster")
     shared.mkdir()
     archive, said = shared / "archive", shared / "said"

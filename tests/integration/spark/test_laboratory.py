@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
 from equipoise.lab.running import run
 from equipoise.lab.trace_files import read_trace, write_trace
@@ -129,7 +129,7 @@ def test_runs_that_ended_are_kept_when_spark_fails(
         traces=tuple(traces), shape=SHAPE, policies=("AvgShedder",), values={}, output=str(tmp_path)
     )
     with pytest.raises(
-        OperatorError, match=r"the Spark job lab failed: .*; fix that, and start the job again"
+        PeerError, match=r"the Spark job lab failed: .*; fix that, and start the job again"
     ):
         lab(options)
     kept = spark.read.parquet(str(tmp_path / "runs.parquet")).collect()

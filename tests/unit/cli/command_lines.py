@@ -202,6 +202,7 @@ _LINES: Final[Mapping[str, str]] = {
         "steady --output {folder}/lab --policy AvgShedder --set average.low_percent=10,20 --every"
         " 30 --seeds 2 --brokers 2 --bundles 8 --for 1m --master local[1] --json"
     ),
+    "spark jars": "--json",
 }
 """What follows the name of a command. `-f`, which has no end, is left out."""
 

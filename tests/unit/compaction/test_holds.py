@@ -38,7 +38,7 @@ from equipoise.spark_jobs.archive.holding import (
     Hold,
     release_hold,
 )
-from equipoise.spark_jobs.archive.run import run_archive
+from equipoise.spark_jobs.plain.archive import run_archive
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.channels.compacting import NOTHING, compacted, renewed, restored_to_end, written
 from tests.channels.folding import Channel, channel_with

@@ -12,13 +12,14 @@ from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.load.bus import LOADS
 from equipoise.brokers.side_topics import DECISIONS, SERVING
 from equipoise.channel.kafka.rights import Resource, Role, rights_of
+from equipoise.channel.kafka.settings import address_of
 from equipoise.spark_jobs.audit.findings_out import FINDINGS
-from equipoise.spark_jobs.sources.reading import COMPANIONS
+from equipoise.spark_jobs.sources.kafka_source import topics_of
 
 LOG = "kafka://127.0.0.1:1/shop"
 COMPACTED = {"shop-snapshot", "shop-history"}
 WRITTEN = {each.beside("shop") for each in (DECISIONS, SERVING, LOADS)}
-READ = {"shop", *COMPACTED, *(topic.beside("shop") for topic in COMPANIONS.values())}
+READ = {"shop", *COMPACTED, *topics_of(address_of(LOG)).values()}
 """What the commands and jobs read that only read."""
 
 TOPICS = {

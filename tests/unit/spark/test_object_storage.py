@@ -18,14 +18,15 @@ import pytest
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_ports
-from equipoise.spark_jobs.archive import run as archive_run
+from equipoise.spark_jobs.archive.run import ArchiveRun
 from equipoise.spark_jobs.audit.findings_table import open_findings
 from equipoise.spark_jobs.audit.reporting import Reach
-from equipoise.spark_jobs.audit.run import run_audit
+from equipoise.spark_jobs.plain import archive as plain
+from equipoise.spark_jobs.plain.audit import run_audit
+from equipoise.spark_jobs.plain.reading import Tail
 from equipoise.spark_jobs.report.job import made_report
 from equipoise.spark_jobs.sequence.rows import Positions, Table
 from equipoise.spark_jobs.sources.reading import Batch
-from equipoise.spark_jobs.sources.tail import Tail
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen
 from equipoise.spark_jobs.tables import delta, writing
@@ -139,7 +140,7 @@ def test_object_storage_that_does_not_answer_is_named(
     use(monkeypatch, 9)
     options = ArchiveOptions(log_url=write_log(tmp_path, 20), archive="s3://away/x", to_end=True)
     with pytest.raises(PeerError, match="the archive s3://away/x does not answer"):
-        archive_run.run_archive(options, Screen(result=print, note=print))
+        plain.run_archive(options, Screen(result=print, note=print))
 
 
 def test_object_storage_that_goes_away_and_comes_back_has_every_row(
@@ -150,15 +151,14 @@ def test_object_storage_that_goes_away_and_comes_back_has_every_row(
 ) -> None:
     """Under a live archive. What was asked of it meanwhile is done late."""
     url, outages, after = write_log(tmp_path, 40), list[str](), Tail.after
-    monkeypatch.setattr(archive_run, "BATCH_S", 0.0)
+    monkeypatch.setattr(plain, "BATCH_S", 0.0)
     monkeypatch.setitem(delta._PATIENCE, "timeout", "1s")  # noqa: SLF001 - not to wait for long
 
-    def stop_server(_rows: object) -> Iterator[str]:
+    def stop_server(_run: ArchiveRun, _rows: object) -> None:
         if not outages:
             server.send_signal(signal.SIGSTOP)
             with closing(open_log(url)) as log:
                 log.append([b"later"], timeout_ms=5_000)
-        return iter(())
 
     def note(line: str) -> None:
         if "does not answer" in line:
@@ -171,10 +171,10 @@ def test_object_storage_that_goes_away_and_comes_back_has_every_row(
             raise KeyboardInterrupt
         return batch
 
-    monkeypatch.setattr(archive_run, "gap_lines", stop_server)
+    monkeypatch.setattr(ArchiveRun, "written", stop_server)
     monkeypatch.setattr(Tail, "after", until_all_is_archived)
     with pytest.raises(KeyboardInterrupt):
-        archive_run.run_archive(
+        plain.run_archive(
             ArchiveOptions(log_url=url, archive=bucket), Screen(result=print, note=note)
         )
     assert outages[0].startswith("the batch is repeated: the object storage of the archive")

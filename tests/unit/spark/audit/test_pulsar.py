@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
+import pandas as pd
 import pytest
 
 from equipoise.pulsar_cluster.archive import open_archive
@@ -36,7 +36,7 @@ def test_a_bundle_is_stuck_if_load_reports_went_on(
         assert written.now_ms == job.newest_ms(str(path), messages=1, reports=0)
         archive.add_reports([Report(written.now_ms + later_ms, BROKER_LOADS, "a:80", None)])
     newest_ms = job.newest_ms(str(path), messages=1, reports=1)
-    read = job.read_messages(str(path), [pa.record_batch({"first": [0]})])
+    read = job.read_messages(str(path), [pd.DataFrame({"first": [0]})])
     frames = job.audit_bundles(newest_ms, read, beginnings=beginnings)
-    rows = pa.Table.from_batches(frames).to_pylist()
-    assert rules == [row["kind"] for row in rows if row["table"] == Table.FINDINGS]
+    rows = pd.concat(frames)
+    assert rules == rows[rows["table"] == Table.FINDINGS.value]["kind"].tolist()

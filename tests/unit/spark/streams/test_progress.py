@@ -1,15 +1,18 @@
-"""Test how batches are measured and printed, and what is said while none comes."""
+"""Test how batches of a query are followed, measured and printed."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
+import orjson
 import pytest
 from prometheus_client import generate_latest
+from pyspark.sql.streaming.query import StreamingQuery
 
-from equipoise.spark_jobs.streams import progress
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import (
     WINDOW_MS,
@@ -17,37 +20,94 @@ from equipoise.spark_jobs.streams.progress import (
     Rate,
     StreamMetrics,
     Watch,
+    batch_done,
     progress_line,
 )
+from equipoise.spark_jobs.streams.streams import Follower
 
-DONE = BatchDone(batch=7, rows=1_900, took_ms=950, behind=603, state_rows=42, state_bytes=1_500)
-LOG = "kafka://k/t"
+OF_KAFKA = {
+    "batchId": 7,
+    "batchDuration": 950,
+    "durationMs": {"addBatch": 800, "triggerExecution": 950},
+    "stateOperators": [
+        {"numRowsTotal": 12, "memoryUsedBytes": 1_000},
+        {"numRowsTotal": 30, "memoryUsedBytes": 500},
+    ],
+    "sources": [
+        {
+            "numInputRows": 1_900,
+            "endOffset": {"log": {"0": 5_000}, "log-serving": {"0": 10}},
+            "latestOffset": {
+                "log": {"0": 5_600},
+                "log-serving": {"0": 10},
+                "log-decisions": {"0": 3},
+            },
+        }
+    ],
+}
+
+
+def test_sparks_report_is_parsed() -> None:
+    expected = BatchDone(
+        batch=7,
+        rows=1_900,
+        took_ms=950,
+        behind=603,
+        state_rows=42,
+        state_bytes=1_500,
+    )
+    assert expected == batch_done(orjson.dumps(OF_KAFKA))
+
+
+def test_an_offset_may_be_a_string_of_json() -> None:
+    """Sources written in Python have such offsets."""
+    source = {
+        "numInputRows": 1,
+        "endOffset": '{"log": "7", "loads": 4}',
+        "latestOffset": '{"log": "9", "channel": 15, "loads": 4}',
+    }
+    assert 15 == batch_done(orjson.dumps({"sources": [source]})).behind
+
+
+@pytest.mark.parametrize("newest", [None, "", "no JSON", {}, {"log": None}, '"text"', True])
+def test_without_a_sources_newest_offset_the_lag_is_unknown(newest: object) -> None:
+    source = {"numInputRows": 1, "endOffset": {"log": 5}, "latestOffset": newest}
+    assert batch_done(orjson.dumps({"sources": [source]})).behind is None
 
 
 def test_the_progress_line() -> None:
+    done = batch_done(orjson.dumps(OF_KAFKA))
     line = "2,001 rows/s · 603 behind · batch 7 in 0.9 s · state 42 rows, 1.5 kB"
     assert (line, f"{line} · 1 finding") == (
-        progress_line(DONE, rows_per_second=2_000.6, found=None),
-        progress_line(DONE, rows_per_second=2_000.6, found=1),
+        progress_line(done, rows_per_second=2_000.6, found=None),
+        progress_line(done, rows_per_second=2_000.6, found=1),
+    )
+
+
+def test_the_progress_line_of_a_log_that_does_not_answer() -> None:
+    line = progress_line(
+        batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600
     )
     assert (
         "0 rows/s · the log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows,"
-        " 1.5 kB" == progress_line(DONE, rows_per_second=0, found=None, missed_ms=45_600)
+        " 1.5 kB" == line
     )
 
 
 def test_an_unknown_lag_is_left_out() -> None:
     """Prometheus keeps the last known one."""
-    redone = replace(DONE, behind=None)
-    line = progress_line(redone, rows_per_second=5, found=None)
+    redone = {
+        **OF_KAFKA,
+        "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}],
+    }
+    line = progress_line(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
     assert "5 rows/s · batch 7 in 0.9 s · state 42 rows, 1.5 kB" == line
     metrics = StreamMetrics("archive")
-    watch = Watch("archive", Printed().screen(), log=LOG, metrics=metrics)
-    for done in (DONE, redone):
-        watch.batch(done)
-    told = scraped(metrics)
-    assert 603.0 == told["equipoise_archive_entries_behind"]
-    assert told["equipoise_archive_rows_per_second"] > 0  # The first batch has one: it may be all.
+    watch = Watch("archive", Printed().screen(), metrics=metrics)
+    for document in (OF_KAFKA, redone):
+        watch.batch(batch_done(orjson.dumps(document)))
+    watch.show()
+    assert 603.0 == scraped(metrics)["equipoise_archive_entries_behind"]
 
 
 def test_the_rate_of_the_last_window() -> None:
@@ -84,12 +144,13 @@ def scraped(metrics: StreamMetrics) -> dict[str, float]:
 
 
 def test_metrics() -> None:
-    metrics = StreamMetrics("audit")
-    watch = Watch("audit", Printed().screen(), log=LOG, metrics=metrics, finds=True)
-    watch.batch(DONE)
-    watch.batch(DONE)
+    metrics, printed = StreamMetrics("audit"), Printed()
+    watch = Watch("audit", printed.screen(), metrics=metrics, finds=True)
+    watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
+    watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
     watch.found("hole", 2)
-    watch.repeated()
+    watch.restarted()
+    watch.show()
     told = scraped(metrics)
     expected = {
         "equipoise_audit_rows_total": 3_800.0,
@@ -105,6 +166,26 @@ def test_metrics() -> None:
     assert (3_800, {"hole": 2}) == (watch.rows, watch.findings)
 
 
+def test_lines_from_other_threads_are_printed_by_show_or_close() -> None:
+    printed = Printed()
+    watch = Watch("archive", printed.screen(), metrics=StreamMetrics("archive"))
+    watch.say("first")
+    watch.remark("aside")
+    watch.say("second")
+    assert ([], []) == (printed.results, printed.notes)
+    watch.close()
+    assert (["first", "second"], ["aside"]) == (printed.results, printed.notes)
+
+
+def test_the_first_batch_has_a_rate() -> None:
+    """It may be the only one."""
+    metrics = StreamMetrics("archive")
+    watch = Watch("archive", Printed().screen(), metrics=metrics)
+    watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
+    watch.show()
+    assert scraped(metrics)["equipoise_archive_rows_per_second"] > 0
+
+
 def test_every_metric_of_a_job_is_documented() -> None:
     metrics = StreamMetrics("JOB", rules=("hole",))
     told = {
@@ -116,66 +197,53 @@ def test_every_metric_of_a_job_is_documented() -> None:
     assert told == set(re.findall(r"^\| `(equipoise_JOB_\w+)`", page, flags=re.MULTILINE))
 
 
-# --- while nothing comes ---
+# --- following a query ---
 
 
-def away(seconds: int, problem: str = "no answer") -> str:
-    return f"{LOG} is unavailable, and nothing has come from it for {seconds} s: {problem}; waiting"
+@dataclass(frozen=True)
+class Progress:
+    batchId: int  # noqa: N815 - Spark calls it so
+    rows: int
+    timestamp: str
+    is_idle: bool = False
+
+    @property
+    def durationMs(self) -> dict[str, int]:  # noqa: N802 - Spark calls it so
+        return {} if self.is_idle else {"addBatch": 1}
+
+    @property
+    def json(self) -> str:
+        return json.dumps({"batchId": self.batchId, "sources": [{"numInputRows": self.rows}]})
 
 
-def back(seconds: int) -> str:
-    return f"{LOG} is available again; nothing came from it for {seconds} s"
+@dataclass
+class Query:
+    recentProgress: list[Progress] = field(default_factory=list)  # noqa: N815 - Spark calls it so
+
+    @property
+    def lastProgress(self) -> Progress | None:  # noqa: N802 - Spark calls it so
+        return self.recentProgress[-1] if self.recentProgress else None
 
 
-def quiet(seconds: int) -> str:
-    return (
-        f"nothing has come from {LOG} for {seconds} s, although it answers: it has no new entries;"
-        " waiting"
+def test_each_batch_is_reported_once() -> None:
+    """A planned batch that has not run means that nothing is new."""
+    query, watch = (
+        Query(),
+        Watch("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive")),
     )
-
-
-STORIES: dict[str, list[tuple[int, str | bool, list[str]]]] = {
-    "an outage is reported after a while, now and then, and at its end": [
-        (9, "no answer", []),
-        (10, "no answer", [away(10)]),
-        (69, "another answer", []),
-        (70, "another answer", [away(70, "another answer")]),
-        (75, True, [back(75)]),
-        (84, "no answer", []),
-    ],
-    "a silence of a log that answers is reported once": [
-        (29, False, []),
-        (30, False, [quiet(30)]),
-        (90, False, []),
-        (91, True, []),
-        (120, False, []),
-        (121, False, [quiet(30)]),
-    ],
-    "a log may come back without an entry": [
-        (40, "gone", [away(40, "gone")]),
-        (50, False, [back(50), quiet(50)]),
-    ],
-}
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_what_is_said_while_nothing_comes(
-    story: list[tuple[int, str | bool, list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each step has a time in seconds, and the problem of the log or whether it has entries."""
-    now_ms = [0]
-    monkeypatch.setattr(progress, "_now_ms", lambda: now_ms[0])
-    metrics, printed = StreamMetrics("audit"), Printed()
-    watch = Watch("audit", printed.screen(), log=LOG, metrics=metrics)
-    for seconds, found, lines in story:
-        printed.notes.clear()
-        now_ms[0] = 1_000 * seconds
-        if isinstance(found, str):
-            watch.away(found)
-        else:
-            watch.answered(is_new=found)
-        assert lines == printed.notes, seconds
-        if lines and isinstance(found, str):
-            assert seconds == scraped(metrics)["equipoise_audit_log_missed_seconds"]
-    if not isinstance(found, str):
-        assert 0 == scraped(metrics)["equipoise_audit_log_missed_seconds"]
+    follower = Follower(cast("StreamingQuery", query), watch)
+    idle = Progress(1, 0, "12:00:02", is_idle=True)
+    waited = []
+    for come in (
+        (),
+        (Progress(0, 5, "12:00:01"),),
+        (),
+        (idle,),
+        (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04")),
+    ):
+        query.recentProgress += come
+        follower.follow()
+        watch.show()
+        waited.append(follower.has_waited)
+    assert [23, 3] == [watch.rows, watch.batches]
+    assert [False, False, False, True, True] == waited

@@ -1,5 +1,5 @@
-"""Tests of the audit: what it finds, where it puts it, and that it goes on where it was, whatever
-happens to it.
+"""Tests of the audit in one process: what it finds, where it puts it, and that it goes on where it
+was, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.side_log import SideLogUnavailable
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
-from equipoise.spark_jobs.audit import findings_out
-from equipoise.spark_jobs.audit import run as audit_run
+from equipoise.spark_jobs.audit import auditing, findings_out
 from equipoise.spark_jobs.audit.auditor import Auditor
 from equipoise.spark_jobs.audit.findings_out import FINDINGS, FindingsOut
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
-from equipoise.spark_jobs.audit.run import run_audit
 from equipoise.spark_jobs.audit.state import StateFile
+from equipoise.spark_jobs.plain import audit as plain_audit
+from equipoise.spark_jobs.plain import reading
+from equipoise.spark_jobs.plain.audit import run_audit
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Table
-from equipoise.spark_jobs.sources import tail
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
@@ -100,8 +100,8 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A log of six batches with two pieces of garbage."""
-    monkeypatch.setattr(tail, "ENTRIES_MAX", BATCH)
-    monkeypatch.setattr(tail, "RETRY_S", 0.01)
+    monkeypatch.setattr(reading, "ENTRIES_MAX", BATCH)
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
     stage = Stage(tmp_path)
     stage.write()
     return stage
@@ -185,7 +185,7 @@ def test_a_killed_process_goes_on_and_delivers_each_finding_once(
 
     with monkeypatch.context() as patch:
         if where == "committed":
-            patch.setattr(audit_run, "print_findings", killed)
+            patch.setattr(auditing, "print_findings", killed)
         elif where == "printed":
             patch.setattr(Writer, "add_findings", killed)
         elif where == "stored":
@@ -251,7 +251,7 @@ def test_a_batch_that_is_cut_by_a_second_interrupt_is_read_again(
         commit(state, changed, positions, found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(audit_run, "COMMIT_S", 0.0)
+        patch.setattr(plain_audit, "COMMIT_S", 0.0)
         if where == "fed":
             patch.setattr(Auditor, "feed", half_fed)
         else:
@@ -275,7 +275,7 @@ def test_a_log_that_does_not_answer_has_not_ended(
     def interrupt(_line: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"{audit_run.__name__}.open_log", away)
+    monkeypatch.setattr(f"{auditing.__name__}.open_log", away)
     with pytest.raises(KeyboardInterrupt):
         stage.audit(heard=interrupt)
     assert Reach(audited=300, end=stage.injected[-1]) == reach_in(stage.options.archive)
@@ -305,7 +305,7 @@ def test_a_batch_is_not_repeated_for_ever(stage: Stage, monkeypatch: pytest.Monk
         raise LogUnavailable(log="log", problem="it is away", in_doubt=False)
 
     monkeypatch.setattr(Auditor, "feed", refused)
-    monkeypatch.setattr(tail, "AWAY_S_MAX", 0)
+    monkeypatch.setattr(reading, "AWAY_S_MAX", 0)
     with pytest.raises(LogUnavailable):
         stage.audit()
 

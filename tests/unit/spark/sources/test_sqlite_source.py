@@ -10,19 +10,23 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from equipoise.channel.core.errors import CallerError, LogNotBegun, LogWentBack, OperatorError
-from equipoise.channel.core.log import FIRST_OFFSET
-from equipoise.channel.core.side_log import Document, SideLogUnavailable
-from equipoise.channel.log.open_log import open_log, open_side_log
+from equipoise.channel.core.errors import CallerError, LogWentBack, OperatorError
+from equipoise.channel.core.side_log import SideLogUnavailable
+from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source
-from equipoise.spark_jobs.sources import reading
-from equipoise.spark_jobs.sources.reading import COMPANIONS, Reading
-from tests.kafka.fixtures import Kafka
+from equipoise.spark_jobs.sources import reading, sqlite_source
+from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
+from equipoise.spark_jobs.sources.reading import Reading
+from equipoise.spark_jobs.sources.sqlite_source import (
+    BATCH_BYTES_MAX,
+    BEGINNING,
+    Span,
+    SqliteStreamReader,
+)
 
-LONG_MS = 20_000
-BEGINNING: Positions = {source.value: FIRST_OFFSET for source in Source}
 RECORDS = tuple(b"%d" % number for number in range(1, 11))
 
 
@@ -47,7 +51,7 @@ def opened(
     *,
     identity: str | None = None,
     entries_max: int = 100,
-    bytes_max: int = 1 << 20,
+    bytes_max: int = BATCH_BYTES_MAX,
 ) -> Reading:
     """A log that is read in batches."""
     return Reading(url, identity=identity, entries_max=entries_max, bytes_max=bytes_max)
@@ -197,54 +201,94 @@ def test_another_log_is_refused(url: str) -> None:
         opened(url, identity="0" * 32)
 
 
-def batches(reads: Reading, begin: Positions, until: Positions | None) -> list[list[Arrival]]:
-    """All batches from a position to the end."""
-    found, position = [], begin
-    while (batch := reads.batch(position, until=until)).arrivals:
-        found.append(batch.arrivals)
-        position = batch.ends
-    return found
+# --- as a source of Spark ---
 
 
-def test_entries_have_the_times_of_their_appends_and_notes_come_after_them(url: str) -> None:
-    open_side_log(url, COMPANIONS[Source.DECISIONS]).append([Document("x", b"{}")])
-    with closing(opened(url)) as reads:
-        ((*channel, note),) = batches(reads, BEGINNING, None)
-        assert [*range(1, 11)] == [arrival.offset for arrival in channel]
-        assert all(0 < arrival.at_ms <= note.at_ms for arrival in channel)
-        assert (Source.DECISIONS, b"{}") == (note.source, note.value)
-        assert {**BEGINNING, "channel": 11, "decisions": 2} == reads.ends()
+def span(identity: str, begin: int, end: int) -> Span:
+    """A part of the channel, as Spark plans it."""
+    return Span(
+        {**BEGINNING, "channel": begin, "log": identity},
+        {**BEGINNING, "channel": end, "log": identity},
+    )
 
 
-def test_a_wait_ends_with_the_next_entry(url: str) -> None:
-    with closing(opened(url)) as reads, closing(open_log(url)) as log:
-        assert not reads.wait(11, timeout_ms=0)
-        log.append([b"next"], timeout_ms=1_000)
-        assert reads.wait(11, timeout_ms=LONG_MS)
+def test_planned_entries_are_read_in_bounded_batches(
+    url: str, files: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_source, "ROWS_AT_ONCE", 4)
+    reader = SqliteStreamReader(url, start={}, per_trigger=100)
+    batches = list(reader.read(span(files.log.identity, 1, 11)))
+    assert [4, 4, 2] == [batch.num_rows for batch in batches]
+    assert list(RECORDS) == [
+        value for batch in batches for value in batch.column("value").to_pylist()
+    ]
 
 
-def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(LogNotBegun):
-        opened(f"sqlite:{tmp_path}/none")
-    with pytest.raises(CallerError, match="lives in one process"):
-        opened("memory:log")
+def test_offsets_of_a_stream(url: str) -> None:
+    reader = SqliteStreamReader(url, start={"channel": 3}, per_trigger=4)
+    begun = reader.initialOffset()
+    first = reader.latestOffset(begun, ReadAllAvailable())
+    rest = reader.latestOffset(first, ReadAllAvailable())
+    assert [3, 7, 11] == [position["channel"] for position in (begun, first, rest)]
+    assert rest == reader.reportLatestOffset()
+    assert [(begun, first)] == [piece.value for piece in reader.partitions(begun, first)]
+    assert "" != first["log"]
+    reader.stop()
 
 
-@pytest.mark.integration
-def test_a_topic_is_read_as_a_file_is(kafka: Kafka) -> None:
-    topic = kafka.topic("reading")
-    kafka.topics.append(f"{topic}-decisions")
-    url = f"kafka://{kafka.address}/{topic}"
-    with closing(open_log(url)) as log, closing(opened(url, entries_max=4)) as reads:
-        log.append([b"%d" % number for number in range(10)], timeout_ms=LONG_MS)
-        with closing(open_side_log(url, COMPANIONS[Source.DECISIONS])) as decisions:
-            decisions.append([Document("x", b"{}")])
-        until = reads.ends()
-        log.append([b"later"], timeout_ms=LONG_MS)
-        found = batches(reads, {Source.CHANNEL: log.start()}, until)
-        assert [4, 4, 3] == [len(each) for each in found]
-        values = [arrival.value for batch in found for arrival in batch]
-        assert [*(b"%d" % number for number in range(10)), b"{}"] == values
-        assert reads.wait(until["channel"], timeout_ms=LONG_MS)
-        (last,) = reads.batch(until).arrivals
-        assert b"later" == last.value
+def test_an_unwanted_source_is_not_read(url: str) -> None:
+    for source in (Source.SERVING, Source.LOADS):
+        observe(url, source, [0, 0])
+    reader = SqliteStreamReader(
+        url, sources=(Source.CHANNEL, Source.LOADS), start={}, per_trigger=100
+    )
+    begun = reader.initialOffset()
+    end = reader.latestOffset(begun, ReadAllAvailable())
+    read = [
+        source
+        for batch in reader.read(Span(begun, end))
+        for source in batch.column("source").to_pylist()
+    ]
+    assert ["channel"] * 10 + ["loads"] * 2 == read
+    assert {"channel": 11, "loads": 3, "log": end["log"]} == end == reader.reportLatestOffset()
+    reader.stop()
+
+
+def test_a_stream_to_the_end_stops_at_what_existed(url: str) -> None:
+    reader = SqliteStreamReader(url, start={}, per_trigger=100)
+    reader.prepareForTriggerAvailableNow()
+    with closing(open_log(url)) as log:
+        log.append([b"later"], timeout_ms=5_000)
+    ends = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert 11 == ends["channel"]
+    assert ends == reader.latestOffset(ends, ReadAllAvailable())
+    reader.stop()
+
+
+def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path) -> None:
+    """It reads the file when that comes."""
+    url = f"sqlite:{tmp_path / 'channel.db'}"
+    reader = SqliteStreamReader(url, start={}, per_trigger=100)
+    begun = reader.initialOffset()
+    assert [begun, begun] == [reader.latestOffset(begun, ReadAllAvailable()) for _ in range(2)]
+    assert reader.reportLatestOffset() is None
+    with closing(open_log(url)) as log:
+        log.append([b"first"], timeout_ms=5_000)
+    assert 2 == reader.latestOffset(begun, ReadAllAvailable())["channel"]
+    reader.stop()
+
+
+def test_planned_documents_that_are_away_fail_the_task(url: str, files: Reading) -> None:
+    """So they are planned again, and not lost."""
+    Path(f"{url.removeprefix('sqlite:')}.observations").write_bytes(b"no database at all" * 99)
+    planned = span(files.log.identity, 1, 11)
+    with pytest.raises(SideLogUnavailable):
+        list(SqliteStreamReader(url, start={}, per_trigger=100).read(planned))
+
+
+@pytest.mark.parametrize("url", ["memory:x", "sqlite:", "nonsense"])
+def test_a_log_that_spark_cannot_read_is_refused(url: str) -> None:
+    assert not is_on_kafka(url)
+    with pytest.raises(CallerError, match="cannot open a log at"):
+        # It is not reached.
+        channel_frame(None, url, start={}, per_trigger=1)  # type: ignore[arg-type]

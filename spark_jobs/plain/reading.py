@@ -1,4 +1,4 @@
-"""Follow a channel and its companions in batches, over outages of the log."""
+"""Read a channel and its companions live, over outages of the log."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from typing import Final, Self
 from equipoise.channel.core.errors import EquipoiseError, PeerError
 from equipoise.spark_jobs.sequence.rows import Positions, Source
 from equipoise.spark_jobs.sources.reading import AWAY, Batch, Reading
-from equipoise.spark_jobs.streams.progress import Watch
 
 ENTRIES_MAX: Final = 4_000
-"""Most entries of a source in a batch of one process: 0.2 s of auditing, in some megabytes."""
+"""Most entries of a source in a batch: 0.2 s of auditing, in some megabytes."""
 
-IN_SPARK_ENTRIES_MAX: Final = 40_000
-"""The same in Spark, where larger batches spread the cost of starting tasks: 10 MB, and some
-seconds of auditing."""
-
-ENTRY_BYTES: Final = 2 << 10
-"""Bytes of a source in a batch for each of the most entries, unless a single entry is larger. A
-record has some 250. A reader holds one batch and what it makes of it."""
+BYTES_MAX: Final = 8 << 20
+"""Most bytes of a source in a batch, unless a single entry is larger. A reader holds one batch and
+what it makes of it."""
 
 _CHANNEL: Final = Source.CHANNEL.value
 
@@ -62,35 +57,26 @@ class Patience:
 
 
 class Tail:
-    """Read a log to its end, or live, over its outages, of which `watch` hears.
+    """Read a log to its end, or live, over its outages.
 
     As a context manager it releases the log.
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        identity: str,
-        to_end: bool,
-        watch: Watch,
-        in_spark: bool = False,
-        sources: Collection[Source] = tuple(Source),
+        self, url: str, *, identity: str, to_end: bool, sources: Collection[Source] = tuple(Source)
     ) -> None:
         """Open the log. With `to_end` nothing is read that comes later.
 
         Raises as `Reading`.
         """
-        self._entries_max = IN_SPARK_ENTRIES_MAX if in_spark else ENTRIES_MAX
         self._open = partial(
             Reading,
             url,
             sources=sources,
             identity=identity,
-            entries_max=self._entries_max,
-            bytes_max=self._entries_max * ENTRY_BYTES,
+            entries_max=ENTRIES_MAX,
+            bytes_max=BYTES_MAX,
         )
-        self._watch = watch
         self._reading: Reading | None = self._open()
         self._until = self._reading.ends() if to_end else None
         self._read_s = 0.0
@@ -114,7 +100,6 @@ class Tail:
             batch = self._some(reading, position)
         except AWAY as error:
             self._close()
-            self._watch.away(getattr(error, "problem", str(error)))
             away = PeerError(
                 f"the log was away for {AWAY_S_MAX} s: {error}; start again once it is back: it"
                 " continues where it stopped"
@@ -122,7 +107,6 @@ class Tail:
             self._patience.failed("", away)
             return Batch([], dict(position))
         self._patience.over()
-        self._watch.answered(is_new=batch is None or bool(batch.arrivals))
         return batch
 
     def _some(self, reading: Reading, position: Positions) -> Batch | None:
@@ -131,7 +115,7 @@ class Tail:
             reading.wait(batch.ends[_CHANNEL], timeout_ms=WAIT_MS)
             batch = reading.batch(batch.ends)
         # A full batch means that more is there already: read on at once.
-        is_full = len(batch.arrivals) >= self._entries_max
+        is_full = len(batch.arrivals) >= ENTRIES_MAX
         self._read_s = 0.0 if is_full else time.monotonic()
         is_over = self._until is not None and not batch.arrivals
         return None if is_over and batch.ends == dict(position) else batch

@@ -13,9 +13,9 @@ from equipoise.brokers.side_topics import DECISIONS
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document
 from equipoise.channel.log.open_log import open_log, open_side_log
-from equipoise.spark_jobs.archive.run import run_archive
+from equipoise.spark_jobs.plain import archive as plain
+from equipoise.spark_jobs.plain import reading
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.sources import tail
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
 from equipoise.spark_jobs.tables.writing import Writer
@@ -25,7 +25,7 @@ from tests.spark.spark_logs import WrittenStream
 def run(url: str, place: Path) -> None:
     """Archive a log to its end."""
     options = ArchiveOptions(log_url=url, archive=place, to_end=True)
-    run_archive(options, Screen(result=print, note=print))
+    plain.run_archive(options, Screen(result=print, note=print))
 
 
 def rows_of(place: Path) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_an_outage_that_lasts_loses_no_row(
 ) -> None:
     """The tables cannot be opened either, at first."""
     away = PeerError("object storage is away")
-    monkeypatch.setattr(tail, "RETRY_S", 0.0)
+    monkeypatch.setattr(reading, "RETRY_S", 0.0)
     monkeypatch.setattr(Writer, "write", failing(Writer.write, away, 1))
     monkeypatch.setattr(Writer, "open_tables", failing(Writer.open_tables, away, 2, 3))
     run(url, tmp_path / "archive")

@@ -1,0 +1,1 @@
+"""Host the audit and the archive in one process beside the brokers, without Spark."""
