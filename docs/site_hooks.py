@@ -46,16 +46,17 @@ def benchmarks(results: Path) -> Iterator[str]:
 
 def peers(results: Path) -> Iterator[str]:
     """Yield the lines of the table of peers: a row for each system and event."""
-    yield "| system | event | without an owner | stale | busiest | changes | a call: p50, p99 |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| system | event | without an owner | stale, lost | busiest | changes | a call | CPU |"
+    yield "|---|---|---|---|---|---|---|---|"
     for system in json.loads(results.read_text(encoding="utf-8")).values():
-        name = system["title"]
+        name = f"{system['title']}, {system['lines']} lines"
         for event, each in system["events"].items():
             gaps, calls = each["without_owner_ms"], each["call_ms"]
             yield (
-                f"| {name} | {event} | {gaps['p50'] / 1e3:.3g}, {gaps['longest'] / 1e3:.3g} |"
-                f" {each['stale_accepted']} | {each['shares_of_calls'][0]:.0%} |"
-                f" {each['changes']} | {calls['p50']:.3g}, {calls['p99']:.3g} ms |"
+                f"| {name} | {event} | {gaps['p50'] / 1e3:.2f}, {gaps['longest'] / 1e3:.2f} s |"
+                f" {each['stale_accepted']}, {each['lost']} | {each['shares_of_calls'][0]:.0%} |"
+                f" {each['changes']} | {calls['p50']:,.1f}, {calls['p99']:,.1f} ms |"
+                f" {each['cpu_s_per_minute']:.0f} s |"
             )
             name = ""
 

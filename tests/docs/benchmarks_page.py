@@ -360,8 +360,8 @@ def plots(results: Results) -> Mapping[str, Figure]:
         for name, key, colour in (("Equipoise", "ours", OURS), ("Pulsar 4.0.8", "pulsar", PULSAR))
     }
     _bars(drawn["throughput"].subplots(), "Messages of 1 KiB, in 1,000 a second", MESSAGES, bars)
-    drawn["peers"] = Figure(figsize=(12, 4.6), layout="constrained")
-    panels = drawn["peers"].subplots(1, len(EVENTS), sharey=True)
+    drawn["peers"] = Figure(figsize=(9, 7.6), layout="constrained")
+    panels = drawn["peers"].subplots(2, 2, sharey=True).flat
     for axis, (event, title) in zip(panels, EVENTS.items(), strict=True):
         spans = [
             (system.title, f"{name}_{event}", COLOURS[system.adapter])
