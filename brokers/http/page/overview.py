@@ -86,6 +86,7 @@ class Overview:
         self._due_ns = self._read_due_ns = time.monotonic_ns()
         self._budget = Budget()
         self._lock = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._sections: Sections = {}
         self.end = worker.listen(self._folded, resynced=self._resynced)
 
@@ -121,23 +122,23 @@ class Overview:
 
     async def _newest_weights(self) -> Weights:
         """Return the weights by the newest load reports, which are read now and then."""
-        now_ns = time.monotonic_ns()
-        weights, view = self._weights, self._worker.view
-        if weights is None or weights.view is not view or now_ns >= self._read_due_ns:
-            # Its time counts for the broker: each report is read once, with or without a page.
-            await asyncio.to_thread(self._read)
-            began_ns = time.thread_time_ns()
-            numbers = self.numbers(view)
-            settings = settings_in(view, self._worker.config.base_settings)
-            now_ms = self._worker.clock.now().wall_ms
-            self._fresh = fresh(self._loads, settings, now_ms=now_ms)
-            self._weights = weights = weights_of(view, numbers, self._fresh)
-            took_ns = time.thread_time_ns() - began_ns
-            self._budget.spent(took_ns)
-            # At most half of the budget.
-            wait_ns = min(_READ_NS_MAX, max(_READ_NS, round(2 * took_ns / SHARE)))
-            self._read_due_ns = now_ns + wait_ns
-        return weights
+        async with self._reading:  # Each page asks, and one thread at a time may read.
+            now_ns, view = time.monotonic_ns(), self._worker.view
+            weights = self._weights
+            if weights is None or weights.view is not view or now_ns >= self._read_due_ns:
+                # Its time counts for the broker: each report is read once, with or without a page.
+                await asyncio.to_thread(self._read)
+                began_ns = time.thread_time_ns()
+                settings = settings_in(view, self._worker.config.base_settings)
+                now_ms = self._worker.clock.now().wall_ms
+                self._fresh = fresh(self._loads, settings, now_ms=now_ms)
+                self._weights = weights = weights_of(view, self.numbers(view), self._fresh)
+                took_ns = time.thread_time_ns() - began_ns
+                self._budget.spent(took_ns)
+                # At most half of the budget.
+                wait_ns = min(_READ_NS_MAX, max(_READ_NS, round(2 * took_ns / SHARE)))
+                self._read_due_ns = now_ns + wait_ns
+            return weights
 
     def _made(self) -> Sections:
         unsettled = self._worker.view.first_unsettled(UNSETTLED_MAX)
@@ -200,8 +201,10 @@ class Overview:
             expires_ms=None if expires_s is None else int(1_000 * expires_s),
             now_ms=now_ms,
         )
-        advice = "Read what it logs."
-        return [*found, *((problem, advice) for problem in worker.client_problems.values())]
+        return [
+            *found,
+            *((problem, "Read what it logs.") for problem in worker.client_problems.values()),
+        ]
 
     async def _weigh(self, weights: Weights) -> None:
         """Weigh the namespaces: all at first, then those that changed, then the others in turn."""

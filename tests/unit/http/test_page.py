@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.decision_log import DecisionLog
+from equipoise.brokers.decision_log import DecisionLog, DecisionTail
 from equipoise.brokers.http.page import past, plans
 from equipoise.brokers.http.page.files import _contents
+from equipoise.brokers.http.page.overview import Overview
 from equipoise.brokers.http.page.sections import changes, rounded
 from equipoise.brokers.http.page.weighing import SHADE_MAX, SHARE, Budget, Strip, Weighed, shade_of
 from equipoise.brokers.load.bus import LoadBus
@@ -125,6 +126,20 @@ def test_a_budget_waits_until_its_share_of_time_has_passed() -> None:
 
 def test_figures_have_three_digits() -> None:
     assert (0.123, 1230.0, 0.0) == (rounded(0.12345), rounded(1234.5), rounded(0.0))
+
+
+@with_broker()
+async def test_pages_that_ask_at_once_share_one_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle on decisions is for one thread at a time."""
+    overview, reads = Overview(broker.worker), list[object]()
+    monkeypatch.setattr(DecisionTail, "read", lambda tail: reads.append(tail) or ())
+    await asyncio.gather(
+        *(overview.focus(NAMESPACE, 0, HASH_MAX, Budget()) for _ in range(3)), overview.sections()
+    )
+    overview.end()
+    assert 1 == len(reads)
 
 
 @with_cluster(brokers=2)
