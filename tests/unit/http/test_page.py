@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -133,13 +134,13 @@ async def test_pages_that_ask_at_once_share_one_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handle on decisions is for one thread at a time."""
-    overview, reads = Overview(broker.worker), list[object]()
-    monkeypatch.setattr(DecisionTail, "read", lambda tail: reads.append(tail) or ())
+    overview, read = Overview(broker.worker), Mock(return_value=())
+    monkeypatch.setattr(DecisionTail, "read", read)
     await asyncio.gather(
         *(overview.focus(NAMESPACE, 0, HASH_MAX, Budget()) for _ in range(3)), overview.sections()
     )
     overview.end()
-    assert 1 == len(reads)
+    assert 1 == read.call_count
 
 
 @with_cluster(brokers=2)
