@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import orjson
 
@@ -25,7 +24,6 @@ _TABLES: Final = (
 class StateFile:
     """The state of one process. One process at a time opens the file.
 
-    * `generation`: an id that each new file gets.
     * `positions`: the next offset of each source; empty in a new file.
     * `number`: the batches that were committed with documents so far.
     """
@@ -59,10 +57,10 @@ class StateFile:
         self._connection.execute("BEGIN IMMEDIATE")
         for table in _TABLES:
             self._connection.execute(table)
-        fresh = {"version": version, "log": log, "generation": uuid4().hex, "positions": {}}
+        fresh = {"version": version, "log": log, "positions": {}, "number": 0}
         self._connection.executemany(
             "INSERT OR IGNORE INTO standing VALUES (?, ?)",
-            [(name, orjson.dumps(value)) for name, value in {**fresh, "number": 0}.items()],
+            [(name, orjson.dumps(value)) for name, value in fresh.items()],
         )
         self._connection.execute("COMMIT")
         standing = {
@@ -75,7 +73,6 @@ class StateFile:
             )
         if standing["log"] != log:
             raise self._unusable(f"it belongs to the log {standing['log']}, not to {log}")
-        self.generation: str = standing["generation"]
         self.positions: dict[str, int] = standing["positions"]
         self.number: int = standing["number"]
 

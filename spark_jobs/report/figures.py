@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timezone, tzinfo
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Severity
@@ -251,60 +251,6 @@ def period_shown(held: Period | None, from_ms: int | None, to_ms: int | None) ->
     first = held.from_ms if from_ms is None else max(held.from_ms, from_ms)
     last = held.to_ms if to_ms is None else min(held.to_ms, to_ms)
     return Period(from_ms=first, to_ms=last) if first < last else None
-
-
-def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
-    """Return the average of a running number in each column, given its changes.
-
-    `steps` maps a column to two sums: of its changes, and of each change times the part of the
-    column after it.
-    """
-    found: list[float] = []
-    before = 0
-    for number in range(BINS):
-        change, part = steps.get(number, (0, 0.0))
-        found.append(max(0.0, before + part))
-        before += change
-    return tuple(found)
-
-
-def columns_of(period: Period, interval_ms: int) -> int:
-    """Return how many columns to use for values that arrive every `interval_ms`. No column is
-    shorter than that.
-    """
-    return max(1, min(BINS, period.length_ms // max(1, interval_ms)))
-
-
-class LoadSample(NamedTuple):
-    """One broker's reports in one column: the average, the last value and the last report's Unix
-    time.
-    """
-
-    mean: float
-    last: float
-    last_ms: int
-
-
-def held(
-    reports: Mapping[int, LoadSample], period: Period, *, columns: int, interval_ms: int
-) -> tuple[float | None, ...]:
-    """Return the figure of each column, given a broker's reports.
-
-    A figure holds until the next report. It ends when the broker has missed `REPORTS_MISSED`
-    reports, due every `interval_ms`.
-    """
-    row: list[float | None] = []
-    before: LoadSample | None = None
-    for number in range(columns):
-        begin_ms = period.from_ms + number * period.length_ms / columns
-        sample = reports.get(number)
-        if sample is not None:
-            row.append(sample.mean)
-            before = sample
-        else:
-            holds = before is not None and begin_ms - before.last_ms <= REPORTS_MISSED * interval_ms
-            row.append(before.last if before is not None and holds else None)
-    return tuple(row)
 
 
 def gravity(rule: str) -> int:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median_low
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -154,7 +153,7 @@ _VALUES: Final[Mapping[str, str]] = {
 }
 """Single values."""
 
-_FEW: Final[Mapping[str, str]] = {
+FEW: Final[Mapping[str, str]] = {
     # The most severe findings of the period, the earliest first among equals.
     "findings": """
         SELECT rule, subject, coalesce(offsets, []) AS offsets, epoch_ms(logged_at) AS at_ms,
@@ -210,6 +209,21 @@ _FEW: Final[Mapping[str, str]] = {
             GROUP BY log_offset HAVING before_count > 0 AND after_count > 0
             ORDER BY log_offset DESC LIMIT 50
         ) ORDER BY "offset"
+    """,
+    # The ownerships of the bundles whose server changed most often.
+    "lanes": """
+        WITH busiest AS (
+            SELECT namespace, bundle, count(*) OVER () AS found,
+                sum((NOT is_older)::INT + (to_ms < getvariable('to_ms'))::INT) AS changes,
+            FROM ownerships GROUP BY ALL
+            ORDER BY changes DESC, namespace, bundle LIMIT getvariable('lanes_max')
+        )
+        SELECT busiest.*, coalesce(list({
+                broker: coalesce(broker, '?'), from_ms: from_ms, to_ms: to_ms, how: how
+            } ORDER BY from_ms, to_ms) FILTER (from_ms IS NOT NULL), []) AS ownerships
+        FROM busiest LEFT JOIN ownerships ON ownerships.bundle = busiest.bundle
+            AND (to_ms - from_ms) * getvariable('marks') >= getvariable('length_ms')
+        GROUP BY ALL ORDER BY namespace, bundle
     """,
     # Counts of the results of the balancing rounds, most frequent first.
     "decisions": """
@@ -271,18 +285,85 @@ one by one. Bundles that are taken with longer breaks were lost in different dea
 looks every minute."""
 
 
+OWNED: Final = """
+    WITH greatest AS (
+        SELECT broker, count(*) OVER () AS found FROM ownerships
+        WHERE broker IS NOT NULL GROUP BY broker
+        ORDER BY sum(to_ms - from_ms) DESC, broker LIMIT getvariable('brokers_max')
+    ), bins AS (
+        SELECT number, number * length AS low, low + length AS high, length
+        FROM range(getvariable('bins')) AS numbers(number),
+            (SELECT getvariable('length_ms') / getvariable('bins') AS length)
+    ), spans AS (
+        SELECT broker, from_ms - getvariable('from_ms') AS first, to_ms - getvariable('from_ms')
+            AS last
+        FROM ownerships
+    ), averages AS (
+        SELECT greatest.broker, found, number, coalesce(
+            sum(least(last, high) - greatest(first, low)) FILTER (first IS NOT NULL)
+            / any_value(length), 0) AS average
+        FROM greatest CROSS JOIN bins LEFT JOIN spans
+            ON spans.broker = greatest.broker AND first < high AND last > low
+        GROUP BY ALL
+    )
+    SELECT broker, found, list(average ORDER BY number) AS cells
+    FROM averages GROUP BY ALL ORDER BY broker
+"""
+"""The average number of bundles that each broker served, per column of time."""
+
+CPU: Final = """
+    -- The 90th percentile of the gaps is the interval of reports. One gap in ten may be a silence.
+    WITH busiest AS (
+        SELECT broker, avg(cpu) AS used, coalesce(quantile_disc(gap, 0.9), 0) AS due_ms,
+            count(*) OVER () AS found
+        FROM (
+            SELECT broker, cpu, epoch_ms(logged_at) - lag(epoch_ms(logged_at))
+                OVER (PARTITION BY broker ORDER BY logged_at) AS gap,
+            FROM loads WHERE broker IS NOT NULL AND cpu IS NOT NULL
+        ) GROUP BY broker ORDER BY used DESC, broker LIMIT getvariable('brokers_max')
+    ), columns AS (
+        -- No column is shorter than the interval of most brokers.
+        SELECT greatest(1, least(getvariable('bins'), getvariable('length_ms')
+            // greatest(1, quantile_disc(due_ms, 0.5))))::INT AS count FROM busiest
+    ), slots AS (
+        SELECT unnest(range(count)) AS number, count FROM columns
+    ), samples AS (
+        SELECT broker, bin_of(epoch_ms(logged_at), count) AS bin, avg(cpu) AS mean,
+            arg_max(cpu, logged_at) AS last, max(epoch_ms(logged_at)) AS last_ms
+        FROM loads, columns WHERE cpu IS NOT NULL GROUP BY ALL
+    ), cells AS (
+        -- A figure holds until the next report, or until the broker has missed some.
+        SELECT busiest.broker, found, number, coalesce(mean, CASE
+            WHEN getvariable('from_ms') + number * getvariable('length_ms') / count
+                - last_value(last_ms IGNORE NULLS) OVER earlier
+                <= getvariable('missed') * due_ms
+            THEN last_value(last IGNORE NULLS) OVER earlier END) AS cell
+        FROM busiest CROSS JOIN slots
+            LEFT JOIN samples ON samples.broker = busiest.broker AND bin = number
+        WINDOW earlier AS (PARTITION BY busiest.broker ORDER BY number)
+    )
+    SELECT broker, found, list(cell ORDER BY number) AS cells
+    FROM cells GROUP BY ALL ORDER BY broker
+"""
+"""Each broker's reported processor use, per column of time; null while it is silent."""
+
+
 class Queries:
     """The figures of one period of an archive."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, period: Period) -> None:
         """Compute the ownerships of the period. `db` comes from `opened`."""
         self._db = db
-        self._period = period
         for name, value in (
             ("from_ms", period.from_ms),
             ("to_ms", period.to_ms),
             ("length_ms", period.length_ms),
             ("numbers", _NUMBERS),
+            ("bins", BINS),
+            ("lanes_max", figures.LANES_MAX),
+            ("marks", figures.MARKS),
+            ("brokers_max", figures.BROKERS_MAX),
+            ("missed", figures.REPORTS_MISSED),
         ):
             db.execute(f"SET VARIABLE {name} = $1", [value])
         for end in ("from", "to"):
@@ -296,104 +377,27 @@ class Queries:
         """Return `about` with all figures of the period."""
         found: dict[str, Any] = {
             **{name: self._rows(query)[0]["value"] for name, query in _VALUES.items()},
-            **{name: self._few(query).shown for name, query in _ALL.items()},
-            **{name: self._few(query) for name, query in _FEW.items()},
+            **{name: self.few(query).shown for name, query in _ALL.items()},
+            **{name: self.few(query) for name, query in FEW.items()},
         }
-        deaths = self._few(_DEATHS)
+        deaths = self.few(_DEATHS)
         return replace(
             about,
             **found,
-            deaths=deaths if deaths.count else self._few(_TAKEOVERS),
-            lanes=self.lanes(),
-            owned=self.owned(),
-            cpu=self.cpu(),
+            deaths=deaths if deaths.count else self.few(_TAKEOVERS),
+            owned=self.grid(OWNED),
+            cpu=self.grid(CPU),
             moves=self.moves(),
         )
 
-    def lanes(self) -> Few:
-        """Return the ownerships of the bundles whose server changed most often."""
-        query = """
-            WITH busiest AS (
-                SELECT namespace, bundle, count(*) OVER () AS found,
-                    sum((NOT is_older)::INT + (to_ms < getvariable('to_ms'))::INT) AS changes,
-                FROM ownerships GROUP BY ALL
-                ORDER BY changes DESC, namespace, bundle LIMIT $most
-            )
-            SELECT busiest.*, coalesce(broker, '?') AS broker, from_ms, to_ms, how
-            FROM busiest LEFT JOIN ownerships ON ownerships.bundle = busiest.bundle
-                AND (to_ms - from_ms) * $marks >= getvariable('length_ms')
-            ORDER BY namespace, bundle, from_ms, to_ms
-        """
-        lanes: dict[str, Row] = {}
-        count = 0
-        for row in self._rows(query, most=figures.LANES_MAX, marks=figures.MARKS):
-            count = row.pop("found")
-            served = Row(**{name: row.pop(name) for name in ("broker", "from_ms", "to_ms", "how")})
-            lane = lanes.setdefault(row["bundle"], Row(**row, ownerships=[]))
-            if served.from_ms is not None:
-                lane.ownerships.append(served)
-        return Few(shown=tuple(lanes.values()), count=count)
-
-    def owned(self) -> Grid:
-        """Return the average number of bundles that each broker served, per column of time."""
-        query = """
-            WITH greatest AS (
-                SELECT broker, count(*) OVER () AS found FROM ownerships
-                WHERE broker IS NOT NULL GROUP BY broker
-                ORDER BY sum(to_ms - from_ms) DESC, broker LIMIT $most
-            ), ends AS (
-                SELECT broker, from_ms AS ms, 1 AS change FROM ownerships
-                UNION ALL SELECT broker, to_ms, -1 FROM ownerships
-            ), steps AS (
-                SELECT *, (ms - getvariable('from_ms')) * $bins / getvariable('length_ms') AS place
-                FROM ends
-            )
-            SELECT broker, found, floor(place)::INT AS bin, sum(change)::INT AS change,
-                sum(change * (floor(place) + 1 - place)) AS part
-            FROM greatest JOIN steps USING (broker) WHERE place < $bins GROUP BY ALL ORDER BY broker
-        """
-        steps: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
-        count = 0
-        for row in self._rows(query, most=figures.BROKERS_MAX, bins=BINS):
-            count = row["found"]
-            steps[row["broker"]][row["bin"]] = (row["change"], row["part"])
+    def grid(self, query: str) -> Grid:
+        """Return the figure of each broker per column of time: `OWNED` or `CPU`."""
+        rows = self.few(query)
         return Grid(
-            brokers=tuple(steps),
-            rows=tuple(map(figures.averages, steps.values())),
-            left_out=max(0, count - len(steps)),
+            brokers=tuple(row.broker for row in rows.shown),
+            rows=tuple(row.cells for row in rows.shown),
+            left_out=rows.left_out,
         )
-
-    def cpu(self) -> Grid:
-        """Return each broker's reported processor use, per column of time."""
-        # The 90th percentile of the gaps is the report interval. One gap in ten may be a silence.
-        query = """
-            SELECT broker, avg(cpu) AS used, quantile_disc(gap, 0.9) AS gap,
-                count(*) OVER () AS found
-            FROM (
-                SELECT broker, cpu, epoch_ms(logged_at) - lag(epoch_ms(logged_at))
-                    OVER (PARTITION BY broker ORDER BY logged_at) AS gap,
-                FROM loads WHERE broker IS NOT NULL AND cpu IS NOT NULL
-            ) GROUP BY broker ORDER BY used DESC, broker LIMIT $most
-        """
-        busiest = self._rows(query, most=figures.BROKERS_MAX)
-        due_ms = {row["broker"]: row["gap"] or 0 for row in busiest}
-        columns = figures.columns_of(self._period, median_low(due_ms.values() or [0]))
-        query = """
-            SELECT broker, bin_of(epoch_ms(logged_at), $columns) AS bin, avg(cpu) AS mean,
-                arg_max(cpu, logged_at) AS last, max(epoch_ms(logged_at)) AS last_ms
-            FROM loads WHERE cpu IS NOT NULL AND list_contains($brokers, broker) GROUP BY ALL
-        """
-        samples: dict[str, dict[int, figures.LoadSample]] = defaultdict(dict)
-        for row in self._rows(query, columns=columns, brokers=list(due_ms)):
-            broker, number = row.pop("broker"), row.pop("bin")
-            samples[broker][number] = figures.LoadSample(**row)
-        brokers = sorted(samples)
-        rows = tuple(
-            figures.held(samples[broker], self._period, columns=columns, interval_ms=due_ms[broker])
-            for broker in brokers
-        )
-        found = busiest[0]["found"] if busiest else 0
-        return Grid(brokers=tuple(brokers), rows=rows, left_out=found - len(brokers))
 
     def moves(self) -> Moves:
         """Return the results, times and pauses of the moves."""
@@ -430,13 +434,17 @@ class Queries:
     def _rows(self, query: str, **parameters: object) -> list[dict[str, Any]]:
         result = self._db.execute(query, parameters)
         names = [column[0] for column in result.description]
-        rows = (
-            (tuple(cell) if isinstance(cell, list) else cell for cell in row)
-            for row in result.fetchall()
-        )
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        return [dict(zip(names, map(_cell, row), strict=True)) for row in result.fetchall()]
 
-    def _few(self, query: str) -> Few:
+    def few(self, query: str) -> Few:
+        """Return the rows of a query. Their column `found` has the count of all."""
         rows = self._rows(query)
         counts = [row.pop("found", 0) for row in rows]
         return Few(shown=tuple(Row(**row) for row in rows), count=max(counts, default=0))
+
+
+def _cell(value: object) -> object:
+    """Return what DuckDB gave, with lists as tuples and structs as rows."""
+    if isinstance(value, list):
+        return tuple(map(_cell, value))
+    return Row(**value) if isinstance(value, dict) else value

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from equipoise.spark_jobs.report.figures import (
-    BINS,
     NONE,
     PAUSE_BINS_PER_DECADE,
-    LoadSample,
     Period,
-    averages,
-    columns_of,
     format_count,
     format_duration,
     format_share,
     format_time,
     format_zone,
     gravity,
-    held,
     local_zone,
     pause_bar_ms,
     period_shown,
@@ -64,79 +57,6 @@ REQUESTED = (
 def test_the_shown_period_is_the_requested_part_of_the_archive(case: Requested) -> None:
     assert case.shown == period_shown(HELD, case.from_ms, case.to_ms)
     assert period_shown(None, case.from_ms, case.to_ms) is None
-
-
-@given(
-    spans=st.lists(
-        st.tuples(st.floats(0, BINS), st.floats(0, BINS)).map(lambda ends: (min(ends), max(ends))),
-        max_size=20,
-    ),
-)
-def test_averages_weigh_each_span_by_its_time_in_a_column(spans: list[tuple[float, float]]) -> None:
-    """The averages equal those of measuring each span against each column."""
-    steps: dict[int, tuple[int, float]] = {}
-    for span in spans:
-        for place, change in zip(span, (1, -1), strict=True):
-            number = int(place)
-            before = steps.get(number, (0, 0.0))
-            steps[number] = (before[0] + change, before[1] + change * (number + 1 - place))
-    expected = [
-        sum(max(0.0, min(last, number + 1) - max(first, number)) for first, last in spans)
-        for number in range(BINS)
-    ]
-    assert expected == pytest.approx(averages(steps), abs=1e-6)
-
-
-MINUTE = Period(from_ms=0, to_ms=60_000)
-
-
-def reports_at(*times_ms: int, columns: int) -> dict[int, LoadSample]:
-    """Return reports by column. The value of each is its own time."""
-    found: dict[int, LoadSample] = {}
-    for time_ms in times_ms:
-        found[time_ms * columns // MINUTE.length_ms] = LoadSample(
-            mean=time_ms, last=time_ms, last_ms=time_ms
-        )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("interval_ms", "columns"),
-    [(0, BINS), (1, BINS), (499, BINS), (5_000, 12), (7_000, 8), (60_000, 1), (90_000, 1)],
-)
-def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, columns: int) -> None:
-    """With rare reports there are fewer columns, so that each column of a healthy broker has a
-    report.
-    """
-    assert columns == columns_of(MINUTE, interval_ms)
-    assert columns == 1 or MINUTE.length_ms / columns >= interval_ms
-
-
-@pytest.mark.parametrize("columns", [12, BINS])
-@given(late_ms=st.lists(st.integers(0, 4_000), min_size=12, max_size=12))
-def test_a_broker_that_reports_is_never_silent(columns: int, late_ms: list[int]) -> None:
-    """Reports of a healthy broker may come late within their intervals. No column after the first
-    report is empty.
-    """
-    times_ms = [number * 5_000 + late for number, late in enumerate(late_ms)]
-    row = held(reports_at(*times_ms, columns=columns), MINUTE, columns=columns, interval_ms=5_000)
-    assert None not in row[times_ms[0] * columns // MINUTE.length_ms :]
-
-
-def test_a_broker_is_silent_after_three_missing_reports() -> None:
-    reports = reports_at(1_000, 6_000, 41_000, columns=60)
-    row = held(reports, MINUTE, columns=60, interval_ms=5_000)
-    assert [None, *[1_000] * 5, *[6_000] * 16, *[None] * 19, *[41_000] * 16, *[None] * 3] == list(
-        row
-    )
-
-
-def test_a_single_report_holds_for_its_column() -> None:
-    """Without an interval nothing is known about the time after a report."""
-    assert 1 == sum(
-        cell is not None
-        for cell in held(reports_at(1_000, columns=60), MINUTE, columns=60, interval_ms=0)
-    )
 
 
 def test_bars_of_pauses_meet() -> None:

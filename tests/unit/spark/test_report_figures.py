@@ -16,6 +16,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.shedder.loads import Load, Resources, Traffic, Use, averaged
 from equipoise.spark_jobs.audit.reporting import Reach
+from equipoise.spark_jobs.report import queries
 from equipoise.spark_jobs.report.figures import (
     BINS,
     Period,
@@ -257,7 +258,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(tmp_path: Path) -> None:
     with writer_of(tmp_path / "archive") as writer:
         writer.write(as_rows(sequence.feed(loads)))
     with opened(Tables(tmp_path / "archive")) as db:
-        cpu = Queries(db, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)).cpu()
+        cpu = Queries(db, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)).grid(queries.CPU)
     assert ("b1", "b2") == cpu.brokers
     (silent, healthy), columns = cpu.rows, 117_001 // 5_000
     assert [columns] * 2 == [len(silent), len(healthy)]
@@ -294,7 +295,9 @@ def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
             writer.write(as_rows(sequence.feed(arrivals)))
     with opened(Tables(tmp_path)) as db:
         served = next(
-            lane for lane in Queries(db, PERIOD).lanes().shown if lane.bundle == LEFT_HALF
+            lane
+            for lane in Queries(db, PERIOD).few(queries.FEW["lanes"]).shown
+            if lane.bundle == LEFT_HALF
         )
     assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [
         (each.broker, each.from_ms, each.to_ms) for each in served.ownerships
