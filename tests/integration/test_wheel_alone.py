@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -188,6 +189,8 @@ def test_a_cluster_comes_up(installed: Path, tmp_path: Path) -> None:
     with reader(tmp_path, installed) as following:
         following.follow(block)
         assert 3 == len(json.loads(following.answers[-1]))
+    log = (tmp_path / "cluster/broker-0/broker.log").read_text(encoding="utf-8")
+    assert ["asyncio"] == re.findall('"loop": ?"([a-z]+)"', log)
 
 
 @pytest.mark.parametrize(
