@@ -27,8 +27,6 @@ BUILD: Final = (sys.executable, "-m", "hatchling", "build", "--directory")
 UV: Final = (sys.executable, "-m", "uv")
 TOOL: Final = (*UV, "run", "--quiet", "--isolated", "--frozen", "--only-group", "release")
 ACTIONLINT: Final = ("go", "run", "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
-# The Lesser GPL is among them.
-COPYLEFT: Final = "GPL"
 
 Bill = dict[str, Any]
 """A bill of materials in the form of CycloneDX."""
@@ -83,19 +81,17 @@ def built() -> list[Path]:
     return [wheel, source]
 
 
+def is_sound(python: str | Path) -> bool:
+    """Return whether a program is a Python that runs here."""
+    return not subprocess.call([python, "-c", "import venv"], stderr=subprocess.DEVNULL)
+
+
 def found_at(python: str) -> str | None:
     """Return the path of a Python of this machine, by its name. pyenv has programs on the path that
     stand for others, and work for the chosen version only.
     """
     paths = (shutil.which(python), *Path.home().glob(f".pyenv/versions/*/bin/{python}"))
-    words = ("-c", "import venv")
-    works = (
-        path
-        for path in paths
-        if path
-        and not subprocess.run([path, *words], check=False, stderr=subprocess.DEVNULL).returncode
-    )
-    return next((str(path) for path in works), None)
+    return next((str(path) for path in paths if path and is_sound(path)), None)
 
 
 def licence_of(package: str) -> str:
@@ -140,7 +136,7 @@ def list_materials() -> None:
     path.write_text(json.dumps(bill, indent=1) + "\n")
     for name, licence in sorted({*licences(bill)}):
         print(f"{name:24} {'' if name in core else 'extra':6} {licence}")
-        if name in core and COPYLEFT in licence:
+        if name in core and "GPL" in licence:  # The Lesser GPL is among them.
             raise SystemExit(f"release: {name}, which everybody gets, has the licence {licence}")
 
 
@@ -164,10 +160,9 @@ def main() -> None:
         found = found_at(python)
         step(f"the wheel alone on {python}" + ("" if found else ": not at hand, so not tested"))
         if found:
-            pytest = (sys.executable, "-m", "pytest", "--quiet", "-m", "integration")
-            tests = "tests/integration/test_wheel_alone.py"
+            pytest = (sys.executable, "-m", "pytest", "--quiet", "-m", "integration", "-n", "2")
             variables = {"EQUIPOISE_TEST_PYTHON": found, "EQUIPOISE_TEST_WHEEL": names[0]}
-            run(*pytest, "-n", "2", tests, variables=variables)
+            run(*pytest, "tests/integration/test_wheel_alone.py", variables=variables)
     for path in packages:
         print(
             f"{sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size:,} bytes"
