@@ -84,6 +84,16 @@ def _event(offset: int, broker: str, event: str) -> Row:
     return {"log_offset": offset, "logged_at": at(offset), "broker": broker, "event": event}
 
 
+def _record(offset: int, publisher: str | None, kind: str | None, verdict: str) -> Row:
+    return {
+        "log_offset": offset,
+        "logged_at": at(offset),
+        "publisher": publisher,
+        "kind": kind,
+        "verdict": verdict,
+    }
+
+
 def _round(offset: int, kind: str, result: str, cause: str, **more: object) -> Row:
     return {
         "log_offset": offset,
@@ -131,6 +141,16 @@ _ROWS: Final[Mapping[Table, Sequence[Row]]] = {
         _move(13, RIGHT, "b1 b2", "destination_died", duration_ms=9_000, asked_by="admin:ops"),
         _move(65, LEFT, "b1 b3", prepare_ms=1, pause_ms=2, duration_ms=3),
     ),
+    Table.TRANSITIONS: (
+        {"log_offset": 40, "bundle": "whole", "kind": "split", "reason": "hot", "publisher": "b2"}
+        | {"phase_before": "splitting", "phase_after": None},
+        *(
+            {"log_offset": 40, "bundle": bundle, "kind": "split", "reason": "hot"}
+            | {"publisher": "b2", "phase_before": None, "phase_after": "owned"}
+            for bundle in (LEFT, RIGHT)
+        ),
+        {"log_offset": 41, "bundle": LEFT, "kind": "bundle", "phase_after": "owned"},
+    ),
     Table.LOADS: (
         _load(1, "b1", 4.0, cpu=0.9),
         _load(1, "b1", 3.0, LEFT),
@@ -162,6 +182,18 @@ _ROWS: Final[Mapping[Table, Sequence[Row]]] = {
         _round(4, "outcome", "Failure", "Unknown", strategy="AvgShedder"),
         _round(70, "shed", "Skip", "HitCount", deviation=1.0, reason="calm"),
     ),
+    Table.RECORDS: (
+        _record(1, "b1", "joined", "accepted"),
+        _record(2, "b2", "bundle", "stale"),
+        _record(3, "b2", "bundle", "stale"),
+        _record(4, None, None, "malformed"),
+    ),
+    Table.FINDINGS: (
+        {"log_offset": 3, "rule": "token_fell", "text": "b", "logged_at": at(3)},
+        {"log_offset": 9, "rule": "token_fell", "text": "a", "logged_at": at(9)},
+        {"log_offset": 5, "rule": "lease", "text": "c", "logged_at": at(5)},
+    ),
+    Table.GAPS: ({"log_offset": 9, "first_offset": 6, "last_offset": 8, "logged_at": at(9)},),
 }
 
 VIEW: Final = "Each move of the balancer"
@@ -173,8 +205,10 @@ ANSWERS: Final[Mapping[str, Sequence[tuple[object, ...]]]] = {
         (NEXT_DAY, LEFT, 1, 1_000),
     ],
     "Who owned a bundle when record 4711": [(LEFT, "b3", 70, at(70), None, None)],
+    "Which brokers died, and how long": [(20, "b1", at(20), 2, 1, 5_500)],
     "Which brokers flap?": [(DAY, "b1", 2, 1)],
     "Which brokers lost their lease": [("b1", 2, at(19), at(21))],
+    "How many bundles moved in each hour?": [(DAY, 23, 3, 2, 40), (NEXT_DAY, 0, 1, 1, 2)],
     "Which ten transfers were the slowest": [
         (RIGHT, "b1", "b2", "destination_died", None, None, 9_000, "reason 13"),
         (LEFT, "b1", "b2", "done", 500, 10, 510, "reason 11"),
@@ -191,10 +225,18 @@ ANSWERS: Final[Mapping[str, Sequence[tuple[object, ...]]]] = {
         ("admin:ops", "destination_died", 1, "reason 13")
     ],
     "Which bundles moved back": [(LEFT, 1)],
+    "Which bundles were split or merged": [(40, "split", "b2", "hot", "whole", 1, 2)],
     "Which bundles are hot?": [(LEFT, 2, 2, 0.75), (RIGHT, 2, 0.5, 0.25)],
     "Which brokers were busy": [("b1", 2, 0.7, 0.9, 0.5), ("b2", 1, 0.25, 0.25, 0)],
     "How even was the load?": [(DAY, 23, 2, 0.375, 0.5), (NEXT_DAY, 0, 1, 1, 1)],
+    "Why did the balancer move nothing?": [("BalancedShedder", "Skip", "HitCount", 2, "calm")],
     "What stays where it is": [("b1", "it is even", 2)],
+    "Whose records were rejected?": [
+        ("b2", "bundle", "stale", 2, 3),
+        (None, None, "malformed", 1, 4),
+    ],
+    "What did the audit find?": [("token_fell", 2, 3, 9, "a"), ("lease", 1, 5, 5, "c")],
+    "What is missing in the archive?": [(6, 8, 3, at(9))],
 }
 """The answer to each question, by how it begins."""
 
