@@ -1,6 +1,6 @@
 """Continue an archive where its tables end: fold the log, write its rows, keep the state.
 
-1. The state of the `Sequence` is saved now and then, and at a clean stop.
+1. The state of the `RowSequence` is saved now and then, and at a clean stop.
 2. To continue, load it, then feed the archive's own `records` that follow it. Their rows are in the
    tables already. The log is needed only from there on, so it may be truncated up to there.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from equipoise.channel.core.errors import CompactedSnapshotDamaged
 from equipoise.spark_jobs.rules.memory import StateRow, put_rows
 from equipoise.spark_jobs.sequence.rows import Arrival, Positions, Source, Table
-from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
+from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, RowSequence
 from equipoise.spark_jobs.sources.beginnings import beginning_at, lost
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 from equipoise.spark_jobs.tables.arrow import emitted_table
@@ -67,11 +67,9 @@ class Archiving:
         self._saved_s = time.monotonic()
         found = writer.state()
         beginning = None if found is not None else beginning_at(log_url)
-        self._sequence = Sequence(
-            ARCHIVED,
+        self._sequence = RowSequence(
             None if beginning is None else beginning.snapshot,
             lost=partial(lost, log_url),
-            log=writer.log,
             snapshot_records=snapshot_records,
         )
         if found is None:
@@ -107,7 +105,7 @@ class Archiving:
         """Fold the next entries, which come in order, and return their rows. Write them once there
         are enough.
 
-        Raises what `Writer.write` and `Sequence.feed` raise. Then discard this object.
+        Raises what `Writer.write` and `RowSequence.feed` raise. Then discard this object.
         """
         gc.disable()  # A batch makes a million values without cycles.
         try:

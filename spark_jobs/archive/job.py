@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from equipoise.spark_jobs.archive.archiving import SOURCES
 from equipoise.spark_jobs.archive.run import JOB, ArchiveRun, archived_by
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import RowSequence
 from equipoise.spark_jobs.sources.beginnings import lost
 from equipoise.spark_jobs.sources.folds import FoldStream, run_folds, state_in
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from equipoise.spark_jobs.tables.schema import ARCHIVED
 
 
 def run_archive(options: ArchiveOptions, screen: Screen) -> int:
@@ -33,7 +32,7 @@ def _in_spark(run: ArchiveRun) -> None:
     archiving.save()
     stream = FoldStream(
         job=JOB,
-        make=partial(_sequence, log_url=run.options.log_url, log=archiving.writer.log),
+        make=partial(_sequence, log_url=run.options.log_url),
         sources=SOURCES,
         state=archiving.state,
         positions=archiving.positions,
@@ -42,5 +41,5 @@ def _in_spark(run: ArchiveRun) -> None:
     run_folds(run.options, stream, run.watch)
 
 
-def _sequence(_key: int, *, log_url: str, log: str) -> Sequence:
-    return Sequence(ARCHIVED, lost=partial(lost, log_url), log=log)
+def _sequence(_key: int, *, log_url: str) -> RowSequence:
+    return RowSequence(lost=partial(lost, log_url))

@@ -18,8 +18,8 @@ from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.folding import Lost
-from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence, nothing_lost
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
+from equipoise.spark_jobs.sequence.sequence import FactSequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000
 """How long after its time a timer runs, if no fact of its subject comes."""
@@ -44,14 +44,13 @@ class Auditor:
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Begin at the log's first record, or from the snapshot `begin`. The arguments are those of
-        `Sequence`.
+        `FactSequence`.
 
         With `shard`, its number and the count of shards, check only the subjects of that shard.
         """
         self.facts = 0
         self._number, self._count = shard
-        self.sequence = Sequence(
-            frozenset({Table.FACTS}),
+        self.sequence = FactSequence(
             begin,
             lost=lost,
             log=log,
@@ -75,7 +74,7 @@ class Auditor:
             # Searching for cycles costs a fifth of the time. There are few, which wait here.
             gc.disable()
             try:
-                for fact in self.sequence.facts(entries[first : first + AT_ONCE]):
+                for fact in self.sequence.feed(entries[first : first + AT_ONCE]):
                     self._check(fact, findings)
             finally:
                 gc.enable()
@@ -131,7 +130,7 @@ class Auditor:
         return rows
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows. Raise what `Sequence.restore` raises."""
+        """Continue from the state in these rows. Raise what `FactSequence.restore` raises."""
         self.sequence.restore(rows)
         self._latest_ms = orjson.loads(rows[_LATEST])
         for key, data in rows.items():

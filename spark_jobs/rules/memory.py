@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.rule import RULES, Finding
@@ -21,6 +21,18 @@ Value = TypeVar("Value")
 
 StateRow = tuple[str, bytes | None]
 """A key of a state and its value; None if it is removed."""
+
+
+class Stateful(Protocol):
+    """What has a state in rows."""
+
+    def changed_rows(self) -> list[StateRow]:
+        """Return the rows of state that changed since the last call; None for removed ones."""
+        ...
+
+    def restore(self, rows: Mapping[str, bytes]) -> None:
+        """Continue from the state in these rows. Ignore rows of other parts."""
+        ...
 
 
 def put_rows(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:

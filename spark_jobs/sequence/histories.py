@@ -237,7 +237,7 @@ class Histories:
             "source_before": None if before is None else self._name(before.source),
             "source_after": None if after is None else self._name(after.source),
             "token": None if there is None else there.token,
-            "kind": kind_of(moment.record, None),
+            "kind": None if isinstance(moment.record, Unreadable) else kind_of(moment.record),
             "publisher": moment.requester,
             "reason": _reason(moment.record),
         }

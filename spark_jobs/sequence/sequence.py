@@ -1,10 +1,10 @@
-"""Turn the whole log into rows and facts in batches, with a state that outlives the process.
+"""Turn the whole log into rows or facts in batches, with a state that outlives the process.
 
-* `folding` folds the channel, `LogTime` keeps its time, and `state_rows` stores the view.
-* `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the audit's own view
-  to them.
-* `histories` makes the rows of transitions, intervals, moves and broker events. `notes` handles
-  notes.
+* `folding` folds the channel and stores the view, `LogTime` keeps its time.
+* `FactSequence`: `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the
+  audit's own view to them.
+* `RowSequence`: `histories` makes the rows of transitions, intervals, moves and broker events,
+  `notes` those of notes.
 
 Guarantees:
 
@@ -29,7 +29,6 @@ from equipoise.channel.core.entries import (
     BrokerChanged,
     BrokerEntry,
     BundleChanged,
-    Change,
     LevelChanged,
     NamespaceChanged,
     PolicyChanged,
@@ -48,11 +47,11 @@ from equipoise.spark_jobs.rules.membership.members import (
     Whole,
 )
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
-from equipoise.spark_jobs.rules.memory import StateRow
-from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
+from equipoise.spark_jobs.rules.memory import Stateful, StateRow
+from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.folding import Folding, Lost, ViewRows, view_from
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.notes import Now, fact_row, rows_of_note
+from equipoise.spark_jobs.sequence.notes import rows_of_note
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.snapshots import packed
 from equipoise.spark_jobs.sequence.subjects import (
@@ -60,6 +59,7 @@ from equipoise.spark_jobs.sequence.subjects import (
     LOG,
     NAMED,
     Subjects,
+    bundle_in_fact,
     claimed,
     fact_bytes,
     kind_of,
@@ -137,11 +137,6 @@ SNAPSHOT_RECORDS: Final = 100_000
 verification has many parts."""
 
 _CHANNEL: Final = Source.CHANNEL.value
-_RECORDS: Final = Table.RECORDS.value
-_SNAPSHOTS: Final = Table.SNAPSHOTS.value
-_HISTORIES: Final = frozenset(
-    {Table.TRANSITIONS, Table.INTERVALS, Table.MOVES, Table.BROKER_EVENTS}
-)
 
 
 def nothing_lost(_first: int, _below: int) -> None:
@@ -149,63 +144,34 @@ def nothing_lost(_first: int, _below: int) -> None:
 
 
 class Sequence:
-    """Turn arrivals into rows, one after the other."""
+    """Fold the entries of a channel one after the other: what its rows and its facts share."""
 
-    def __init__(
-        self,
-        wants: frozenset[Table],
-        begin: bytes | None = None,
-        *,
-        lost: Lost = nothing_lost,
-        log: str | None = None,
-        in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
-        snapshot_records: int = SNAPSHOT_RECORDS,
-        concerns: Callable[[str], bool] = lambda _subject: True,
-    ) -> None:
+    def __init__(self, part: Stateful, begin: bytes | None, *, lost: Lost) -> None:
         """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`).
         Raise `SnapshotDamaged`.
-
-        * `wants`: the tables whose rows to emit.
-        * `log`: the log's identity, if known. Evidence of a former log with the same name is
-          ignored.
-        * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
-        * `snapshot_records`: records between two rows of `Table.SNAPSHOTS`.
-        * `concerns`: whether `facts` yields the facts of a subject.
         """
-        self._wants = wants
-        self._wants_records, self._wants_snapshots = _RECORDS in wants, _SNAPSHOTS in wants
-        self._membership = (
-            Membership(in_flight_max_ms=in_flight_max_ms) if Table.FACTS in wants else None
-        )
-        self._histories = Histories() if wants & _HISTORIES else None
-        self._parts = tuple(
-            part for part in (self._membership, self._histories) if part is not None
-        )
-        self._log = log
-        self._concerns = concerns
-        self.facts_ms = 0
-        """The log's time at the last entry that had facts, of any subject."""
-        self._snapshot_records = snapshot_records
-        self._seen = 0  # The greatest physical offset before the present entry.
+        self._part = part
         self._until_snapshot = 0  # The first record is followed by a snapshot.
         self._time = LogTime()
         self._folding = Folding(
             View() if begin is None else from_bytes(begin), lost=lost, replaced=self._replace_view
         )
-        self._subjects = Subjects(self.view)
         self._rows = ViewRows(self.view)
+        self._follow_view()
         if begin is not None:
-            self._begin_parts()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Continue from a view that replaces the one before."""
+        raise NotImplementedError
+
+    def _follow_view(self) -> None:
+        """Use another object as the view."""
 
     @property
     def view(self) -> View:
         """The view of all that was folded. Read-only."""
         return self._folding.view
-
-    @property
-    def begin(self) -> int:
-        """The offset after which the channel is known; 0 if from its first record."""
-        return self._folding.begin
 
     @property
     def position(self) -> int:
@@ -225,8 +191,6 @@ class Sequence:
         audited = max(0, self.reached(self._folding.seen + 1))
         return {"audited": audited, "end": audited, "base": self.view.base}
 
-    # --- the state ---
-
     def changed_rows(self) -> list[StateRow]:
         """Return the rows of state that changed since the last call; None for removed ones."""
         standing = {
@@ -235,14 +199,12 @@ class Sequence:
             "before_leaps_ms": self._time.before_leaps_ms,
             "until_snapshot": self._until_snapshot,
         }
-        rows: list[StateRow] = [(STATE_KEY, orjson.dumps(standing)), *self._rows.changed()]
-        for part in self._parts:
-            rows.extend(part.changed_rows())
-        return rows
+        own = [(STATE_KEY, orjson.dumps(standing)), *self._rows.changed()]
+        return [*own, *self._part.changed_rows()]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows: emit the rows that the sequence would emit next
-        that returned them.
+        """Continue from the state in these rows: emit what the sequence would emit next that
+        returned them.
 
         Raise `CompactedSnapshotDamaged` if the rows do not fit together, and `KeyError` if they are
         not a sequence's state.
@@ -251,161 +213,91 @@ class Sequence:
         self._folding.restore(view_from(rows, offset=standing["offset"]), standing)
         self._time = LogTime(now_ms=standing["log_ms"], before_leaps_ms=standing["before_leaps_ms"])
         self._until_snapshot = standing["until_snapshot"]
-        self._subjects = Subjects(self.view)
         self._rows = ViewRows(self.view, written=True)
-        for part in self._parts:
-            part.restore(rows)
+        self._follow_view()
+        self._part.restore(rows)
 
     def _replace_view(self, view: View) -> None:
-        self._subjects = Subjects(view)
         self._rows = self._rows.replaced_by(view)
         self._until_snapshot = 0
-        self._begin_parts()
+        self._follow_view()
+        self._begin()
 
-    def _begin_parts(self) -> None:
-        if self._membership is not None:
-            self._membership.begin(*known_in(self.view))
-        if self._histories is not None:
-            self._histories.begin(self.view)
+    def _folded(self, arrival: Arrival) -> tuple[Folded | None, list[Raw]]:
+        """Fold an entry of the channel. Return the result, None if it is not folded, and the events
+        of the log. Raise what `lost` raises for an unavailable log.
+        """
+        events = self._time.advance(arrival.at_ms)
+        folded = self._folding.fold(arrival.offset, arrival.value or b"", events)
+        for change in () if folded is None else folded.verdict.changes:
+            if not isinstance(change, LevelChanged) and change.after is None:
+                self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
+        return folded, events
 
-    # --- feeding ---
+
+class RowSequence(Sequence):
+    """Turn arrivals into rows of the archive's tables."""
+
+    def __init__(
+        self,
+        begin: bytes | None = None,
+        *,
+        lost: Lost = nothing_lost,
+        snapshot_records: int = SNAPSHOT_RECORDS,
+    ) -> None:
+        """See `Sequence`. `snapshot_records` are the records between two rows of
+        `Table.SNAPSHOTS`.
+        """
+        self._histories = Histories()
+        self._snapshot_records = snapshot_records
+        super().__init__(self._histories, begin, lost=lost)
+
+    def _begin(self) -> None:
+        self._histories.begin(self.view)
 
     def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
-        """Yield the rows of these arrivals: first those of the channel, by offset, then the others.
-        At the end, all intervals that last, if that changed.
+        """Yield the rows of these arrivals. At the end, all intervals that last, if that changed.
 
         Consume the iterator to its end, or discard the sequence. Raise what `lost` raises for an
         unavailable log.
         """
         for arrival in arrivals:
             if arrival.source != _CHANNEL:
-                now = Now(
-                    at_ms=self._time.now_ms,
-                    view=self.view,
-                    begin=self._folding.begin,
-                    log=self._log,
-                    stopped=self._folding.stopped is not None,
-                    damage_of=self._damage_of,
-                )
-                yield from (
-                    row for row in rows_of_note(arrival, now=now) if row.table in self._wants
-                )
+                yield from rows_of_note(arrival) or ()
             elif arrival.offset >= FIRST_OFFSET:
                 # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
-        if self._histories is not None and Table.INTERVALS in self._wants:
-            yield from self._histories.lasting(self.view, self._time.now_ms)
+        yield from self._histories.lasting(self.view, self._time.now_ms)
 
-    def _damage_of(self, bundle: str, token: object) -> int | None:
-        return None if self._membership is None else self._membership.damage_of(bundle, token)
-
-    def facts(self, arrivals: Iterable[Arrival]) -> Iterator[Fact]:
-        """Yield the facts of these arrivals in the order of `feed`, for a host that checks them in
-        the same process. The sequence wants nothing but `Table.FACTS`.
-        """
-        for arrival in arrivals:
-            if arrival.source != _CHANNEL or arrival.offset < FIRST_OFFSET:
-                for row in self.feed((arrival,)):
-                    self.facts_ms = row.at_ms
-                    if self._concerns(row.subject):
-                        yield parse_fact(row.body or b"")
-                continue
-            _, offset, at_ms, value = arrival
-            self._seen = self._folding.seen
-            events = self._time.advance(at_ms)
-            folded = self._folding.fold(offset, value or b"", events)
-            if events or folded is not None:
-                self.facts_ms = self._time.now_ms
-            facts = self._facts(folded, offset, value, events, parsed(value or b""))
-            # A checker may store what it gets, so it must get what JSON can hold.
-            yield from map(_as_read, facts) if _may_be_deep(value) else facts
-            if folded is not None and folded.verdict.changes:
-                self._remember_gone(folded.verdict.changes)
-
-    def _entry(self, arrival: Arrival) -> list[Emitted]:
-        """Return the rows of one entry of the channel."""
-        _, offset, at_ms, value = arrival
-        self._seen = self._folding.seen
-        is_new = offset > self._seen
-        events = self._time.advance(at_ms)
-        folded = self._folding.fold(offset, value or b"", events)
-        rows: list[Emitted] = []
-        record = None if folded is None or self._membership is not None else folded.record
-        if (
-            folded is not None
-            and type(record) is Renewed
-            and folded.verdict.reason is None
-            and not events
-        ):
-            # Nine tenths of a channel are accepted renewals. They have no other rows.
-            if self._wants_records and is_new:
-                at_ms = self._time.now_ms
-                rows.append(
-                    Emitted(
-                        _RECORDS,
-                        record.key,
-                        folded.offset,
-                        0,
-                        at_ms,
-                        "renewed",
-                        record.publisher,
-                        ACCEPTED,
-                        value,
-                    )
-                )
-        else:
-            rows = self._rows_of(folded, offset, value, events, is_new=is_new)
-        if self._wants_snapshots and folded is not None:
-            self._until_snapshot -= 1
-            if self._until_snapshot <= 0:
-                self._until_snapshot = self._snapshot_records
-                rows += self._snapshot(folded.offset)
-        return rows
-
-    def _rows_of(
-        self,
-        folded: Folded | None,
-        offset: int,
-        value: bytes | None,
-        events: list[Raw],
-        *,
-        is_new: bool,
-    ) -> list[Emitted]:
-        """Return the rows of one entry of the channel other than snapshots."""
-        rows: list[Emitted] = []
-        raw = (
-            parsed(value or b"")
-            if self._membership is not None or folded is None or type(folded.record) is Unreadable
-            else None
-        )
-        if self._wants_records and is_new:
-            rows.append(self._record(folded, offset, value, raw))
-        if Table.GAPS in self._wants:
-            rows += self._gaps(offset, events)
-        if self._membership is not None:
-            rows += (
-                fact_row(fact, ordinal)
-                for ordinal, fact in enumerate(self._facts(folded, offset, value, events, raw))
-            )
+    def _entry(self, arrival: Arrival) -> Iterator[Emitted]:
+        """Yield the rows of one entry of the channel."""
+        is_new = arrival.offset > self._folding.seen
+        folded, events = self._folded(arrival)
+        if is_new:
+            yield self._record(folded, arrival.offset, arrival.value)
+        for event in events:
+            if event["event"] == "records_lost":
+                row = {"first_offset": event["from"], "last_offset": event["to"] - 1}
+                offset = arrival.offset + self.view.base
+                yield self._emitted(Table.GAPS, LOG, offset, 0, orjson.dumps(row))
         if folded is None:
-            return rows
-        changes = folded.verdict.changes
-        if changes:
-            self._remember_gone(changes)
-            if self._histories is not None:
-                rows += (
-                    row
-                    for row in self._histories.feed(folded, self._time.now_ms)
-                    if row.table in self._wants
-                )
-        return rows
+            return
+        if folded.verdict.changes:
+            yield from self._histories.feed(folded, self._time.now_ms)
+        self._until_snapshot -= 1
+        if self._until_snapshot <= 0:
+            self._until_snapshot = self._snapshot_records
+            yield from self._snapshot(folded.offset)
+
+    def _emitted(
+        self, table: Table, subject: str, offset: int, ordinal: int, body: bytes
+    ) -> Emitted:
+        return Emitted(table, subject, offset, ordinal, self._time.now_ms, None, None, None, body)
 
     def _snapshot(self, offset: int) -> Iterator[Emitted]:
         """Yield the rows of a snapshot: the view, and each bundle in it."""
-        at_ms, view = self._time.now_ms, self.view
-        yield Emitted(_SNAPSHOTS, "", offset, 0, at_ms, None, None, None, packed(view))
-        if Table.BUNDLES not in self._wants:
-            return
+        view = self.view
+        yield self._emitted(Table.SNAPSHOTS, "", offset, 0, packed(view))
         brokers = {each.incarnation: each.broker for each in view.live_brokers()}
         for ordinal, name in enumerate(sorted(view.bundles)):
             each = view.bundles[name]
@@ -419,55 +311,122 @@ class Sequence:
                 "token": each.token,
                 "last_offset": each.last,
             }
-            body = orjson.dumps(row)
-            yield Emitted(Table.BUNDLES, name, offset, ordinal, at_ms, None, None, None, body)
+            yield self._emitted(Table.BUNDLES, name, offset, ordinal, orjson.dumps(row))
 
-    def _gaps(self, offset: int, events: Iterable[Raw]) -> Iterator[Emitted]:
-        for event in events:
-            if event["event"] == "records_lost":
-                row = {"first_offset": event["from"], "last_offset": event["to"] - 1}
-                body, at_ms = orjson.dumps(row), self._time.now_ms
-                place = offset + self.view.base
-                yield Emitted(Table.GAPS, LOG, place, 0, at_ms, None, None, None, body)
-
-    def _record(
-        self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None
-    ) -> Emitted:
+    def _record(self, folded: Folded | None, offset: int, value: bytes | None) -> Emitted:
         if folded is None:
             record, verdict, place = decode(value or b""), NOT_FOLDED, offset + self.view.base
         else:
             record, verdict, place = folded.record, verdict_text(folded.verdict), folded.offset
-        kind, at_ms = kind_of(record, raw), self._time.now_ms
         if isinstance(record, Unreadable):
-            return Emitted(
-                _RECORDS,
-                claimed(raw, "key") or "",
-                place,
-                0,
-                at_ms,
-                kind,
-                claimed(raw, "publisher"),
-                verdict,
-                value,
-            )
+            raw = parsed(value or b"")
+            key, kind = claimed(raw, "key") or "", claimed(raw, "kind")
+            publisher = claimed(raw, "publisher")
+        else:
+            key, kind, publisher = record.key, kind_of(record), record.publisher
         return Emitted(
-            _RECORDS, record.key, place, 0, at_ms, kind, record.publisher, verdict, value
+            Table.RECORDS, key, place, 0, self._time.now_ms, kind, publisher, verdict, value
         )
 
-    def _facts(
+
+class FactSequence(Sequence):
+    """Turn arrivals into facts for checkers."""
+
+    def __init__(
         self,
-        folded: Folded | None,
-        offset: int,
-        value: bytes | None,
-        events: list[Raw],
-        raw: Raw | None,
-    ) -> list[Fact]:
-        """Return the facts of one entry: the events of the log, then the record's."""
+        begin: bytes | None = None,
+        *,
+        lost: Lost = nothing_lost,
+        log: str | None = None,
+        in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
+        concerns: Callable[[str], bool] = lambda _subject: True,
+    ) -> None:
+        """See `Sequence`.
+
+        * `log`: the log's identity, if known. Evidence of a former log with the same name is
+          ignored.
+        * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
+        * `concerns`: whether to yield the facts of a subject.
+        """
+        self._membership = Membership(in_flight_max_ms=in_flight_max_ms)
+        self._log = log
+        self._concerns = concerns
+        self.facts_ms = 0
+        """The log's time at the last entry that had facts, of any subject."""
+        super().__init__(self._membership, begin, lost=lost)
+
+    def _begin(self) -> None:
+        self._membership.begin(*known_in(self.view))
+
+    def _follow_view(self) -> None:
+        self._subjects = Subjects(self.view)
+
+    def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Fact]:
+        """Yield the facts of these arrivals. Consume and raise as `RowSequence.feed`."""
+        facts: Iterable[Fact]
+        for arrival in arrivals:
+            if arrival.source != _CHANNEL:
+                facts = self._facts_of_note(arrival)
+            elif arrival.offset >= FIRST_OFFSET:
+                facts = self._facts_of_entry(arrival)
+            else:
+                continue
+            # A checker may store what it gets, so it must get what JSON can hold.
+            yield from map(_as_read, facts) if _may_be_deep(arrival.value) else facts
+
+    def _facts_of_note(self, arrival: Arrival) -> Iterator[Fact]:
+        """Yield the fact of a note. It has the log's time, so that checkers use one clock."""
+        at_ms, view = self._time.now_ms, self.view
+        source, offset = arrival.source, arrival.offset
+        raw = parsed(arrival.value or b"")
+        if rows_of_note(arrival) is None:
+            self.facts_ms = at_ms
+            if self._concerns(LOG):
+                yield Fact(
+                    subject=LOG,
+                    source=source,
+                    offset=offset,
+                    at_ms=at_ms,
+                    after={"event": "unreadable_note", "source": source},
+                    context={"reached": max(view.offset, 0)},
+                )
+        elif raw is not None and source == Source.SERVING:
+            self.facts_ms = at_ms
+            bundle = raw["bundle"]
+            who, entry = subject("bundle", bundle), view.bundles.get(bundle)
+            follows = self._membership.damage_of(bundle, raw.get("token"))
+            context: dict[str, object] = {
+                "begin": self._folding.begin,
+                "reached": view.offset,
+                "received_ms": arrival.at_ms,
+                **({} if self._log is None else {"log": self._log}),
+                **({} if self._folding.stopped is None else {"stopped": True}),
+                **({} if follows is None else {"follows": follows}),
+            }
+            if self._concerns(who):
+                yield Fact(
+                    subject=who,
+                    source=source,
+                    offset=offset,
+                    at_ms=at_ms,
+                    record=raw,
+                    after=None if entry is None else bundle_in_fact(entry),
+                    context=context,
+                )
+
+    def _facts_of_entry(self, arrival: Arrival) -> list[Fact]:
+        """Return the facts of an entry of the channel: the events of the log, then the
+        record's.
+        """
+        seen = self._folding.seen
+        folded, events = self._folded(arrival)
+        if events or folded is not None:
+            self.facts_ms = self._time.now_ms
         facts = [
             Fact(
                 subject=LOG,
                 source=_CHANNEL,
-                offset=offset + self.view.base,
+                offset=arrival.offset + self.view.base,
                 at_ms=self._time.now_ms,
                 after=event,
             )
@@ -475,26 +434,26 @@ class Sequence:
             if self._concerns(LOG)
         ]
         if folded is not None:
-            facts += self._facts_of_record(folded, value, raw)
+            first = seen + 1 + self.view.base
+            gap_from = first if seen >= FIRST_OFFSET and first < folded.offset else None
+            facts += self._facts_of_record(folded, arrival.value, gap_from)
         return facts
 
-    def _gap_from(self, offset: int) -> int | None:
-        """Return the first missing offset below the entry at `offset`; None if none is missing."""
-        first = self._seen + 1 + self.view.base
-        return first if self._seen >= FIRST_OFFSET and first < offset else None
-
     def _facts_of_record(
-        self, folded: Folded, value: bytes | None, raw: Raw | None
+        self, folded: Folded, value: bytes | None, gap_from: int | None
     ) -> Iterator[Fact]:
+        """Yield the facts of a record. `gap_from` is the first missing offset before it; None if
+        none is missing.
+        """
         offset, at_ms, record, verdict = (
             folded.offset,
             self._time.now_ms,
             folded.record,
             verdict_text(folded.verdict),
         )
-        assert self._membership is not None, "a sequence that makes facts has one"
+        raw = parsed(value or b"")
         context = self._membership.context_of(offset, at_ms, raw, behind_ms=self._time.behind_ms)
-        entry = referring(folded, is_damaged=value is None, gap_from=self._gap_from(offset))
+        entry = referring(folded, is_damaged=value is None, gap_from=gap_from)
         for event in self._membership.refer(entry, raw, context):
             if self._concerns(LOG):
                 yield Fact(subject=LOG, source=_CHANNEL, offset=offset, at_ms=at_ms, after=event)
@@ -528,11 +487,6 @@ class Sequence:
                 after=after,
                 context=context,
             )
-
-    def _remember_gone(self, changes: tuple[Change, ...]) -> None:
-        for change in changes:
-            if not isinstance(change, LevelChanged) and change.after is None:
-                self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
 
 
 BRACKETS_MAX: Final = 200

@@ -83,15 +83,9 @@ NAMED: Final = SubjectChange()
 CONCERNED: Final = SubjectChange(is_named=False)
 
 
-def kind_of(record: AnyRecord | Unreadable, raw: Raw | None) -> str | None:
-    """Return the kind for a row: a broker record's status, else the record's kind; for an
-    unreadable entry, the kind that it claims.
-    """
-    if isinstance(record, BrokerRecord):
-        return record.status
-    if isinstance(record, Unreadable):
-        return claimed(raw, "kind")
-    return _KINDS[type(record)]
+def kind_of(record: AnyRecord) -> str:
+    """Return the kind for a row: a broker record's status, else the record's kind."""
+    return record.status if isinstance(record, BrokerRecord) else _KINDS[type(record)]
 
 
 def verdict_text(verdict: Verdict) -> str:

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
-from equipoise.spark_jobs.rules.facts import Fact, parse_fact
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.memory import put_rows
 from equipoise.spark_jobs.rules.rule import Finding
-from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.rows import Arrival, Source
+from equipoise.spark_jobs.sequence.sequence import FactSequence
 from tests.channels.walk import Walk
 
 BEGAN_MS: Final = 1_000_000
-FACTS: Final = frozenset({Table.FACTS})
 SENSELESS: Final = frozenset({"writes_what_it_may_not", "baseless"})
 """What the rules say of who wrote a record that is nothing to the fold: walks hold many of
 these."""
@@ -44,15 +44,11 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
     """
     found: list[Fact] = []
     rows: dict[str, bytes] = {}
-    sequence = Sequence(FACTS, begin)
+    sequence = FactSequence(begin)
     for part in parts:
-        found += [parse_fact(row.body or b"") for row in sequence.feed(part)]
-        for key, value in sequence.changed_rows():
-            if value is None:
-                rows.pop(key, None)
-            else:
-                rows[key] = value
-        sequence = Sequence(FACTS)
+        found += sequence.feed(part)
+        put_rows(rows, sequence.changed_rows())
+        sequence = FactSequence()
         sequence.restore(rows)
     return found
 

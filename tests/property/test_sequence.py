@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -12,31 +13,18 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.rules.memory import StateRow
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.memory import put_rows
 from equipoise.spark_jobs.sequence.rows import LASTING, Arrival, Emitted, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import FactSequence, RowSequence
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from tests.channels.walk import Walk
 
-EVERYTHING = frozenset(Table) - {Table.FINDINGS}
 NOTES = (b"{}", b'{"bundle":"t/one/0x00000000_0xffffffff","broker":"a:1"}', b"no JSON", b"[]", None)
 
 
-def sequence_from(state: dict[str, bytes] | None = None) -> Sequence:
-    """A sequence that goes on from this state; a snapshot is due so often that walks have some."""
-    sequence = Sequence(EVERYTHING, snapshot_records=17)
-    if state is not None:
-        sequence.restore(state)
-    return sequence
-
-
-def keep(rows: dict[str, bytes], changed: Rows[StateRow]) -> None:
-    """Put changed rows of state to those that are there."""
-    for key, data in changed:
-        if data is None:
-            rows.pop(key, None)
-        else:
-            rows[key] = data
+row_sequence = partial(RowSequence, snapshot_records=17)
+"""A sequence of rows. A snapshot is due so often that walks have some."""
 
 
 def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
@@ -61,25 +49,30 @@ def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
     return arrivals
 
 
-def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random) -> list[Emitted]:
-    """The rows of these arrivals in batches, each by a sequence that is restored from the state
-    that the one before it left.
+def told_in_batches(
+    make: Callable[[], RowSequence | FactSequence],
+    arrivals: list[Arrival],
+    cuts: list[int],
+    rng: random.Random,
+) -> list[Emitted | Fact]:
+    """The rows or facts of these arrivals in batches, each by a sequence that is restored from the
+    state that the one before it left.
     """
     state: dict[str, bytes] = {}
-    sequence = sequence_from()
-    told: list[Emitted] = []
+    sequence = make()
+    told: list[Emitted | Fact] = []
     for low, high in pairwise((0, *sorted(cuts), len(arrivals))):
         told += sequence.feed(arrivals[low:high])
-        keep(state, sequence.changed_rows())
+        put_rows(state, sequence.changed_rows())
+        sequence = make()
         # In another order than they were written in: of that a storage promises nothing.
-        shuffled = dict(rng.sample(sorted(state.items()), len(state)))
-        sequence = sequence_from(shuffled)
+        sequence.restore(dict(rng.sample(sorted(state.items()), len(state))))
     return told
 
 
-def of_entries(rows: Rows[Emitted]) -> list[Emitted]:
+def of_entries(rows: Iterable[Emitted | Fact]) -> list[Emitted | Fact]:
     """Leave out the rows that say at the end of each batch what lasts."""
-    return [row for row in rows if row.ordinal != LASTING]
+    return [row for row in rows if isinstance(row, Fact) or row.ordinal != LASTING]
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,18 +85,17 @@ def test_rows_do_not_depend_on_batches_and_restarts(
     walk: Walk, length: int, cuts: list[int]
 ) -> None:
     arrivals = arrivals_of(walk, length=length)
-    at_once = list(sequence_from().feed(arrivals))
-    in_batches = told_in_batches(
-        arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length)
-    )
-    assert of_entries(at_once) == of_entries(in_batches)
+    cuts = [min(cut, len(arrivals)) for cut in cuts]
+    for make in (row_sequence, FactSequence):
+        in_batches = told_in_batches(make, arrivals, cuts, random.Random(length))
+        assert of_entries(make().feed(arrivals)) == of_entries(in_batches)
 
 
 @settings(max_examples=30, deadline=None)
 @given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
 def test_a_snapshot_is_the_view_after_its_offset(walk: Walk, length: int) -> None:
     arrivals = arrivals_of(walk, length=length)
-    rows = of_entries(list(sequence_from().feed(arrivals)))
+    rows = [row for row in row_sequence().feed(arrivals) if row.ordinal != LASTING]
     places = [(row.table, row.offset, row.ordinal) for row in rows]
     assert len(places) == len(set(places))
     snapshots = {

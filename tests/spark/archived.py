@@ -9,13 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from equipoise.spark_jobs.plain import reading
-from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source
+from equipoise.spark_jobs.sequence.sequence import RowSequence
 from equipoise.spark_jobs.sources.reading import Reading
 from equipoise.spark_jobs.tables.arrow import emitted_table
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables
-from equipoise.spark_jobs.tables.schema import ARCHIVED
 from equipoise.spark_jobs.tables.writing import Writer, open_writer
 
 LOG = "the identity of the log"
@@ -53,7 +52,7 @@ def archived(
     path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100
 ) -> Tables:
     """Archive batches of arrivals."""
-    fold = Fold(ARCHIVED, snapshot_records=snapshot_records)
+    fold = RowSequence(snapshot_records=snapshot_records)
     with writer_of(path) as writer:
         for batch in batches:
             writer.write(as_rows(fold.feed(batch)))
@@ -74,9 +73,7 @@ def archive_entries(
     """Archive the tables that a verification reads, for any number of entries. `begin` is the
     snapshot before the first entry.
     """
-    fold = Fold(
-        frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, snapshot_records=snapshot_records
-    )
+    fold = RowSequence(begin, snapshot_records=snapshot_records)
     left, batch = iter(entries), 0
     with writer_of(path) as writer:
         while some := list(islice(left, batch_records)):
@@ -86,5 +83,5 @@ def archive_entries(
         writer.save_state(dict(_kept(fold)))
 
 
-def _kept(fold: Fold) -> Iterable[tuple[str, bytes]]:
+def _kept(fold: RowSequence) -> Iterable[tuple[str, bytes]]:
     return ((key, data) for key, data in fold.changed_rows() if data is not None)

@@ -24,7 +24,7 @@ from equipoise.spark_jobs.audit.findings_table import rows_of as findings_of
 from equipoise.spark_jobs.plain.archive import run_archive
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Table
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import RowSequence
 from equipoise.spark_jobs.sources import beginnings
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
@@ -357,7 +357,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 def test_a_full_disk_ends_a_batch_which_is_written_again(tmp_path: Path) -> None:
     walk = Walk(21)
     entries = [walk.step() for _ in range(200)]
-    rows = as_rows(Sequence(ARCHIVED).feed(arrivals_of(entries)))
+    rows = as_rows(RowSequence().feed(arrivals_of(entries)))
     with writer_of(tmp_path) as writer:
         with file_size_limit(6_000), pytest.raises(OperatorError, match=r"archive .* is full"):
             writer.write(rows)

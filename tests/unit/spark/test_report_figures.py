@@ -27,12 +27,11 @@ from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.report.queries import Queries, opened
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import RowSequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 from equipoise.spark_jobs.streams.options import ReportOptions, Screen
 from equipoise.spark_jobs.tables.reading import Tables
-from equipoise.spark_jobs.tables.schema import ARCHIVED
 from tests.channels.folding import NAMESPACE, Channel, channel_with
 from tests.spark.archived import LOG, URL, as_rows, writer_of
 
@@ -118,7 +117,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generations of the audit made.
     """
     folder = tmp_path_factory.mktemp("report") / "archive"
-    sequence = Sequence(ARCHIVED)
+    sequence = RowSequence()
     beside = [
         Arrival(Source.LOADS, 1, at(2), encode_load(averaged(None, SAMPLE))),
         *(
@@ -245,7 +244,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(tmp_path: Path) -> None:
         "b2": list(range(2, 120, 5)),
     }
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
-    sequence = Sequence(ARCHIVED)
+    sequence = RowSequence()
     loads = [
         Arrival(
             Source.LOADS,
@@ -289,7 +288,7 @@ def test_an_ownership_whose_beginning_was_not_archived(tmp_path: Path) -> None:
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
-        sequence = Sequence(ARCHIVED, begin)
+        sequence = RowSequence(begin)
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
         with writer_of(tmp_path) as writer:
             writer.write(as_rows(sequence.feed(arrivals)))

@@ -4,7 +4,7 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from equipoise.channel.core.snapshot import to_bytes
-from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.rows import LASTING, Arrival, Emitted, Table
+from equipoise.spark_jobs.sequence.sequence import RowSequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.sequential_operator import FoldProcessor, pack, write_state
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
-WANTS = frozenset({Table.RECORDS, Table.TRANSITIONS})
 BATCH = 25
 
 
@@ -87,7 +86,7 @@ class Worker:
 
     def __init__(self, state: State, begin: Path) -> None:
         self.state = state
-        self.processor = FoldProcessor(lambda _key: Sequence(WANTS), begin)
+        self.processor = FoldProcessor(lambda _key: RowSequence(), begin)
 
     def attempt(self, batch: list[Arrival], *, frames_max: int | None = None) -> list[Emitted]:
         """The rows of a batch; what it wrote is not committed yet."""
@@ -111,7 +110,7 @@ class Worker:
         """Feed a batch, and commit it. Return its rows without those of state."""
         rows = self.attempt(batch)
         self.state.commit()
-        return [row for row in rows if row.table != Table.STATE]
+        return of_entries(rows)
 
     @staticmethod
     def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
@@ -127,10 +126,10 @@ class Worker:
 @pytest.fixture
 def begin(tmp_path: Path) -> Path:
     """What a checkpoint begins with: the beginning of a log."""
-    return begun(tmp_path, Sequence(WANTS))
+    return begun(tmp_path, RowSequence())
 
 
-def begun(folder: Path, sequence: Sequence) -> Path:
+def begun(folder: Path, sequence: RowSequence) -> Path:
     """The state of a sequence in a file."""
     path = folder / "begin"
     write_state(path, {key: data for key, data in sequence.changed_rows() if data is not None})
@@ -149,7 +148,12 @@ def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
 
 def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
     """The rows of all batches, by one sequence that is fed at once."""
-    return list(Sequence(WANTS).feed(arrival for part in parts for arrival in part))
+    return of_entries(RowSequence().feed(arrival for part in parts for arrival in part))
+
+
+def of_entries(rows: Iterable[Emitted]) -> list[Emitted]:
+    """Leave out the rows of state, and those that say at the end of a batch what lasts."""
+    return [row for row in rows if row.ordinal != LASTING and row.table != Table.STATE]
 
 
 def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch, begin: Path) -> None:
@@ -196,7 +200,7 @@ def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(
 
 def test_only_a_new_checkpoint_begins_with_the_given_state(tmp_path: Path) -> None:
     channel = channel_with("b1")
-    begin = begun(tmp_path, Sequence(WANTS, to_bytes(channel.view)))
+    begin = begun(tmp_path, RowSequence(to_bytes(channel.view)))
     head = len(channel.entries)
     channel.own("b1")
     arrivals = [Arrival("channel", offset, 0, data) for offset, data in channel.entries]
