@@ -81,17 +81,19 @@ def built() -> list[Path]:
     return [wheel, source]
 
 
-def is_sound(python: str | Path) -> bool:
-    """Return whether a program is a Python that runs here."""
-    return not subprocess.call([python, "-c", "import venv"], stderr=subprocess.DEVNULL)
-
-
 def found_at(python: str) -> str | None:
-    """Return the path of a Python of this machine, by its name. pyenv has programs on the path that
+    """Return the path of a Python that runs here, by its name. pyenv has programs on the path that
     stand for others, and work for the chosen version only.
     """
     paths = (shutil.which(python), *Path.home().glob(f".pyenv/versions/*/bin/{python}"))
-    return next((str(path) for path in paths if path and is_sound(path)), None)
+    return next(
+        (
+            str(path)
+            for path in paths
+            if path and not subprocess.call([path, "-c", "import venv"], stderr=subprocess.DEVNULL)
+        ),
+        None,
+    )
 
 
 def licence_of(package: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from inspect import isabstract
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Final
 
@@ -45,14 +46,10 @@ def default_service() -> str:
     """Return the default service of a local cluster: `pulsar` if its extra is installed, else the
     example.
     """
-    return PULSAR if _can_speak_pulsar() else COUNTER
-
-
-def _can_speak_pulsar() -> bool:
     try:
-        return all(find_spec(module) for module in _NEEDED_BY_PULSAR)
+        return PULSAR if all(map(find_spec, _NEEDED_BY_PULSAR)) else COUNTER
     except ModuleNotFoundError:  # Its parent package is missing, too.
-        return False
+        return COUNTER
 
 
 def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
@@ -136,9 +133,11 @@ def _imported(service: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
+        # The name proves nothing: other libraries than Pulsar's are in the package `google`, too.
+        names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
         problem = (
             _NEEDS_PULSAR
-            if any(f"{needed}.".startswith(f"{missing}.") for needed in _NEEDED_BY_PULSAR)
+            if any(name.startswith(_NAMED[PULSAR].rpartition(".")[0]) for name in names)
             else f"there is no module {missing}"
             if f"{module}.".startswith(f"{missing}.")
             else f"the module {module} imports {missing}, which is not there"

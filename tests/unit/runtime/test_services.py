@@ -99,5 +99,8 @@ def test_a_pattern_has_one_service() -> None:
 def test_without_the_extra_of_pulsar_a_local_cluster_runs_the_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A service that lacks a library in the same package, such as `google`, needs another one."""
     monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
     assert "counter" == services.default_service()
+    with pytest.raises(CallerError, match="imports nowhere_to_be_found, which is not there"):
+        load_services(["needy_here:Good"])
