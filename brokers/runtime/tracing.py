@@ -2,7 +2,8 @@
 
 A record carries the span in which it was proposed (`traceparent`). A broker that acts on a record
 begins a span below it, and proposes the next record below that one. So a move is one trace, on
-whichever brokers its steps happen. Agent and fold know nothing of it: this listens to the events
+whichever brokers its steps happen. An id derived from an offset would need no field, but could not
+join the trace of the caller. Agent and fold know nothing of it: this listens to the events
 and effects of an agent, and adds the field to the bytes that it appends.
 
 Nothing here imports OpenTelemetry before a program has: that alone takes a tenth of a second.
