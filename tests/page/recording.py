@@ -61,16 +61,17 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def picture(page: Page, path: Path, *others: Page) -> None:
+def picture(page: Page, path: Path, *others: Page, whole: bool = False) -> None:
     """Save what a page shows, and others at its side, with few colours."""
-    images = [Image.open(io.BytesIO(each.screenshot())) for each in (page, *others)]
+    shots = [each.screenshot(full_page=whole) for each in (page, *others)]
+    images = [Image.open(io.BytesIO(shot)) for shot in shots]
     width = sum(each.width for each in images) + GAP * len(others)
-    whole = Image.new("RGB", (width, max(each.height for each in images)), "white")
+    canvas = Image.new("RGB", (width, max(each.height for each in images)), "white")
     left = 0
     for each in images:
-        whole.paste(each, (left, 0))
+        canvas.paste(each, (left, 0))
         left += each.width + GAP
-    whole.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+    canvas.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         path, optimize=True
     )
 
@@ -113,6 +114,12 @@ def record(folder: Path, cluster: LocalCluster, page: Page, dark: Page, phone: P
             break
         page.keyboard.press("ArrowRight")
     picture(page, folder / "page-record-1.png")
+    page.goto(f"{url}/#/bundle/{hot_in(namespace)[1]}")
+    expect(page.get_by_role("heading", name="History")).to_be_visible()
+    page.get_by_role("button", name="Transfer").click()
+    expect(page.get_by_role("dialog")).to_contain_text("goes from")
+    picture(page, folder / "page-bundle.png")
+    page.keyboard.press("Escape")
     page.get_by_role("link", name="Plan").click()
     apply = page.get_by_role("button", name="Apply exactly this plan")
     expect(apply).to_be_visible()
@@ -125,6 +132,7 @@ def record(folder: Path, cluster: LocalCluster, page: Page, dark: Page, phone: P
     page.get_by_role("link", name="Cluster").click()
     page.wait_for_timeout(2_000)
     picture(page, folder / "page-record-4.png")
+    picture(page, folder / "page.png", whole=True)
     look_back(page, before)
     picture(page, folder / "page-past.png")
     for each in (dark, phone):
