@@ -26,6 +26,7 @@ PYTHONS: Final = ("python3.11", "python3.12", "python3.13", "python3.14")
 BUILD: Final = (sys.executable, "-m", "hatchling", "build", "--directory")
 UV: Final = (sys.executable, "-m", "uv")
 TOOL: Final = (*UV, "run", "--quiet", "--isolated", "--frozen", "--only-group", "release")
+PYTEST: Final = (sys.executable, "-m", "pytest", "--quiet", "-m", "integration", "-n", "2")
 ACTIONLINT: Final = ("go", "run", "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
 
 Bill = dict[str, Any]
@@ -73,8 +74,7 @@ def built() -> list[Path]:
         (unpacked,) = folder.glob("equipoise-*")
         again, from_source = folder / "again", folder / "from_source"
         run(*BUILD, str(again), folder=folder / "clone", variables=dated)
-        words = (*BUILD, str(from_source), "--target", "wheel")
-        run(*words, folder=unpacked, variables=dated)
+        run(*BUILD, str(from_source), "--target", "wheel", folder=unpacked, variables=dated)
         for path in (*again.iterdir(), *from_source.iterdir()):
             if path.read_bytes() != (DIST / path.name).read_bytes():
                 raise SystemExit(f"release: {path.parent.name} made other bytes of {path.name}")
@@ -158,13 +158,17 @@ def main() -> None:
     list_materials()
     step("the workflow of the forge")
     run(*ACTIONLINT, ".github/workflows/release.yml")
+    step("an upgrade from the last release, and the way back")
+    run(*PYTEST, "tests/integration/test_rolling_upgrade.py")
     for python in PYTHONS:
         found = found_at(python)
         step(f"the wheel alone on {python}" + ("" if found else ": not at hand, so not tested"))
         if found:
-            pytest = (sys.executable, "-m", "pytest", "--quiet", "-m", "integration", "-n", "2")
-            variables = {"EQUIPOISE_TEST_PYTHON": found, "EQUIPOISE_TEST_WHEEL": names[0]}
-            run(*pytest, "tests/integration/test_wheel_alone.py", variables=variables)
+            run(
+                *PYTEST,
+                "tests/integration/test_wheel_alone.py",
+                variables={"EQUIPOISE_TEST_PYTHON": found, "EQUIPOISE_TEST_WHEEL": names[0]},
+            )
     for path in packages:
         print(
             f"{sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size:,} bytes"
