@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.spark_jobs.tables.schema import SCHEMAS
 from tests.docs.openapi import document
 from tests.docs.python_page import calls
+from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
 STABLE: Final = Path(__file__).with_name("stable.json")
@@ -36,6 +38,12 @@ def today() -> Mapping[str, Iterable[str]]:
             for method in methods
             if method != "parameters" and not path.startswith(UNSTABLE)
         ],
+        # Other tests compare that page with what brokers and jobs measure.
+        "metrics": re.findall(
+            r"^\| `(equipoise_\w+)`",
+            (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        ),
         "names": [call.name for call in calls()],
         "settings": [*WorkerConfig.model_fields, *SETTINGS],
         "tables": [
