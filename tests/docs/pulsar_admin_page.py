@@ -4,6 +4,7 @@ tests.docs.pulsar_admin_page`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -33,7 +34,7 @@ def page() -> str:
         ),
         (
             "*Works*: as with Pulsar. *Differs*: the text says how. *Not here*: the tool prints"
-            " why, and what to use instead, and exits with 1."
+            " why (`terminate`: `null`), and often what to use instead, and exits with 1."
         ),
     ]
     for group in groups:
@@ -47,7 +48,9 @@ def _lines(group: Group) -> Iterator[str]:
     """
     commands: dict[str, list[str]] = {}
     for command, verdict in group.verdicts.items():
-        kind, _, how = verdict.partition(": ")
+        kind, _, how = re.sub(
+            r"because `set-[\w-]+` is", "because the command that sets it is", verdict
+        ).partition(": ")
         told = f"*{kind}*: {cell(how)}" if how and kind != NOT_HERE else f"*{kind}*"
         commands.setdefault(told, []).append(f"`{command.removeprefix(f'{group.name} ')}`")
     most = max(map(len, commands.values()))
