@@ -29,6 +29,7 @@ _HEADERS: Final = ("Allow", "Retry-After", "X-Unload-Outcome")
 _DIFFERENT: Final = (
     (r"\b\d{13}\b", "MILLISECONDS"),
     (r"memory:[0-9a-f-]{36}", "LOG"),
+    (r"(?<=\"version\":)\"[^\"]+\"", "VERSION"),
     (
         (
             r'("(?:offset|last|token|incarnation|owner_incarnation|source_incarnation|changed_at)":'
