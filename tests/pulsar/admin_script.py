@@ -250,6 +250,7 @@ _MASKS: Final = {
     r"(acme/\S+    \[broker_assignment.*\n?)+": "",  # Which bundles a broker has, or none.
     # Which broker has which partitions.
     r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",
+    r"(?m)^\d+\.\d+\.\d+(rc\d+)?$": "VERSION",
     r"\b\d+\.\d+\b": "N.N",
     r"\b\d{10,}\b": "N",
 }
