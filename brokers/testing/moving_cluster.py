@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from equipoise.brokers.load.metering import work_in
 from equipoise.brokers.operations.moves import transfer
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.testing.virtual_cluster import Cluster, NotServed
+from equipoise.brokers.testing.virtual_cluster import Cluster, ClusterLoop, NotServed
 from equipoise.channel.core.errors import CallerError, EquipoiseError
 from equipoise.channel.core.ranges import key_hash
 
@@ -116,7 +116,7 @@ class MovingCluster(Cluster[S]):
                 raise
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
+        loop = ClusterLoop()
         loop.set_task_factory(self._new_task)
         return loop
 

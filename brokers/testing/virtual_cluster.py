@@ -7,10 +7,12 @@ only when a test moves it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
 
 from equipoise.brokers.agent.events import Tick, Wanted
 from equipoise.brokers.agent.requests import Unload
@@ -43,6 +45,7 @@ from equipoise.channel.system.clocks import Deadline
 from equipoise.channel.system.loop_thread import not_running
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 S = TypeVar("S", bound=Service)
 
 # A cluster settles within about ten exchanges of records per bundle. One that needs more than this
@@ -61,6 +64,33 @@ OPERATION_MS_MAX: Final = 86_400_000
 # How often a cluster checks whether an unfinished task waits for virtual time, not for the real
 # world.
 _LOOK_SECONDS: Final = 0.002
+
+# How long a thread counts as at work: a busy disk takes longer to store something than a task to
+# end. One that serves for as long as the program lives costs a test this time once. One call waits
+# no longer for threads that follow each other.
+_THREAD_S_MAX: Final = 2.0
+
+
+class ClusterLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows since when threads work for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since_s: dict[asyncio.Future[Any], float] = {}
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Let a thread call a function."""
+        future = super().run_in_executor(executor, func, *args)
+        self._since_s[future] = time.monotonic()
+        future.add_done_callback(self._since_s.pop)
+        return future
+
+    def has_threads_at_work(self) -> bool:
+        """Return whether a thread does what may soon end."""
+        now_s = time.monotonic()
+        return any(now_s - since_s < _THREAD_S_MAX for since_s in self._since_s.values())
 
 
 class NotServed(PeerError):
@@ -83,7 +113,7 @@ class Cluster(Generic[S]):
     Use it as a context, from a plain function: it has an event loop of its own. Every call returns
     after everything has happened that can happen while no time passes. Only `advance`, and `call`
     within its bound, let time pass. If a service awaits something of the real world (a thread, a
-    socket), the cluster waits for it, at most `patience_ms` of real time.
+    socket), the cluster waits for it, at most `patience_ms` of real time, and for a thread 2 s.
 
     The leader places a free bundle, as in production, unless the test has taken the bundle.
 
@@ -118,7 +148,7 @@ class Cluster(Generic[S]):
             clock=self._clock, log=self._log, placement=self._placement, serves_peers=serves_peers
         )
         self._services: dict[str, S] = {}
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=ClusterLoop)
         self._is_open: bool | None = None
         self._stuck: set[asyncio.Task[object]] = set()
         self._reasons: dict[str, str] = {}
@@ -472,7 +502,8 @@ class Cluster(Generic[S]):
 
     async def _settle(self) -> None:
         """Run everything that can happen while no time passes."""
-        patience_s = self._patience_s
+        loop, patience_s, threads_s = asyncio.get_running_loop(), self._patience_s, _THREAD_S_MAX
+        assert isinstance(loop, ClusterLoop), "the runner has made it"
         exchanges = 0
         while exchanges < _EXCHANGES_MAX:
             await asyncio.sleep(0)  # Tasks that have been woken take a step.
@@ -490,7 +521,12 @@ class Cluster(Generic[S]):
                 busy, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             exchanges += len(done)
-            patience_s = self._patience_s if done else patience_s - _LOOK_SECONDS
+            if done:
+                patience_s = self._patience_s
+            elif threads_s > 0 and loop.has_threads_at_work():
+                threads_s -= _LOOK_SECONDS
+            else:
+                patience_s -= _LOOK_SECONDS
             if patience_s <= 0:
                 self._stuck = others & (self._stuck | pending)
         raise CallerError(

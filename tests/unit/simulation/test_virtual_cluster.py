@@ -379,13 +379,13 @@ def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) 
 
 def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
     with (
-        Cluster(Diary, brokers=2, patience_ms=20_000, serves_peers=True) as cluster,
+        Cluster(Diary, brokers=2, patience_ms=10, serves_peers=True) as cluster,
         ThreadPoolExecutor() as pool,
     ):
         cluster.create(NAMESPACE, bundles=1)
         begun_ms = cluster.now_ms
         slow = cluster.service("broker-2").slow = threading.Event()
-        pool.submit(lambda: threading.Timer(0.05, slow.set).start())
+        pool.submit(lambda: threading.Timer(0.2, slow.set).start())
         cluster.give(whole(cluster), "broker-2")
         assert begun_ms == cluster.now_ms
 
