@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmana
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -23,7 +24,6 @@ from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogUnavailable, OperatorError, OutcomeUnknown, PeerError
-from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import BrokerRecord, NamespaceRecord, Unreadable
@@ -37,6 +37,8 @@ from tests.unit.runtime.service_bench import Plain
 from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+Answer = TypeVar("Answer")
 
 PATIENCE_MS = 120_000
 FENCING, SERVING = "shop/fencing", "shop/serving"
@@ -189,39 +191,29 @@ async def asking(cluster: Cluster) -> AsyncIterator[list[Asked]]:
             answers += asked
 
 
-def opened(log_url: str) -> Log:
-    """Open a log of a Kafka that has just come back: on a busy machine its controller may need
-    longer than one attempt.
+def patiently(call: Callable[[], Answer], what: str) -> Answer:
+    """Ask until the log answers. A Kafka that has just come back, or is busy, may need longer than
+    one attempt.
     """
     deadline = Deadline.after(timeout_ms=60_000)
     while True:
         try:
-            return open_log(log_url, create=False)
+            return call()
         except LogUnavailable:
-            deadline.check(f"opening {log_url}")
+            deadline.check(what)
+            time.sleep(0.1)
 
 
 def history(log_url: str) -> Iterator[Folded]:
-    """Every record of the log, folded. A node that has just come back may still take itself for the
-    leader.
-    """
-    log, reader = opened(log_url), Reader(log=log_url)
-    deadline = Deadline.after(timeout_ms=60_000)
-    try:
-        while (end := _end(log)) is None:
-            deadline.check(f"the end of {log_url}")
-            time.sleep(0.1)
-        while reader.position <= end and (entries := log.read(reader.position, limit=1_000)):
+    """Every record of the log, folded."""
+    reader = Reader(log=log_url)
+    with closing(patiently(lambda: open_log(log_url, create=False), f"opening {log_url}")) as log:
+        end = patiently(log.end, f"the end of {log_url}")
+        while reader.position <= end:
+            read = partial(log.read, reader.position, limit=1_000)
+            if not (entries := patiently(read, f"reading {log_url}")):
+                break
             yield from map(reader.feed, entries)
-    finally:
-        log.close()
-
-
-def _end(log: Log) -> int | None:
-    try:
-        return log.end()
-    except LogUnavailable:
-        return None
 
 
 def check_settled_once(asked: Sequence[Asked], records: Sequence[Folded]) -> None:
@@ -729,7 +721,7 @@ def _read_at(url: str, position: int) -> None:
     """Read as one who begins at the leader that was deposed. That may be an outage, but the log
     never ends below the position.
     """
-    with closing(opened(url)) as log:
+    with closing(patiently(lambda: open_log(url, create=False), f"opening {url}")) as log:
         for _ in range(3):
             with suppress(LogUnavailable):
                 log.read(position, limit=1)
