@@ -12,7 +12,6 @@ from equipoise.brokers.errors import (
 )
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
 from equipoise.brokers.sharded.saving import StaleToken
-from equipoise.brokers.testing.virtual_cluster import NotServed
 from equipoise.channel.core.errors import (
     Bug,
     CallerError,
@@ -37,7 +36,6 @@ __all__ = [
     "InvalidName",
     "LogUnavailable",
     "NotFound",
-    "NotServed",
     "OperatorError",
     "OutcomeUnknown",
     "Overloaded",

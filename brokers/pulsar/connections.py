@@ -17,9 +17,9 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.names import PULSAR
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
-from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import Ended
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
+from equipoise.brokers.pulsar.wire.requests import Ended, Violation
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Refusal, Surface
@@ -184,7 +184,7 @@ class Connections(Generic[C]):
             transport.abort()
             return
         self._rejected += 1
-        transport.write(replies.error(replies.MINUS_ONE, ServerError.TOO_MANY_REQUESTS, problem))
+        transport.write(replies.error(replies.MINUS_ONE, ServerError.TooManyRequests, problem))
         # If the socket were closed with an unread CONNECT, the system would drop the answer.
         if transport.can_write_eof():  # TLS cannot.
             transport.write_eof()
@@ -273,7 +273,9 @@ class Connections(Generic[C]):
         if ended.counted_as is Violation.TLS:
             # Any bytes that are not TLS: clients then report that, and C++ gives up. After a broken
             # connection it would try for 30 s.
-            return replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, ended.problem)
+            return replies.error(
+                replies.MINUS_ONE, ServerError.UnsupportedVersionError, ended.problem
+            )
         return b""
 
     def _log(self, event: str, client: C, *, reason: str, problem: str) -> None:

@@ -20,7 +20,8 @@ from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.topics.clients import Refusal
 from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, partitions_in
 from equipoise.brokers.pulsar.wire import replies
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Lookups, Worker
@@ -69,14 +70,14 @@ class Directory:
                 f"broker {located.broker.broker}, which serves {topic.full}, accepts no Pulsar"
                 " clients"
             )
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+            raise NotServed(error=ServerError.NotAllowedError, problem=problem)
         return url
 
     def check_namespace(self, namespace: str) -> None:
         """Raise `NotServed` if another service serves the namespace."""
         if self._worker.service_of(namespace) is not self._service:
             raise NotServed(
-                error=ServerError.NOT_ALLOWED,
+                error=ServerError.NotAllowedError,
                 problem=f"namespace {namespace} does not accept Pulsar clients",
             )
 
@@ -125,7 +126,7 @@ class Directory:
                 f" bytes, and clients accept at most {self._message_bytes_max}; ask over"
                 " HTTP, or spread the topics over more namespaces"
             )
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+            raise NotServed(error=ServerError.NotAllowedError, problem=problem)
         return encoded
 
     def _forget_encoded(self) -> None:
@@ -173,7 +174,7 @@ class Admission:
                     f" {topic.namespace}; create it first"
                 )
                 raise NotServed(
-                    error=ServerError.TOPIC_NOT_FOUND if is_certain else ServerError.METADATA_ERROR,
+                    error=ServerError.TopicNotFound if is_certain else ServerError.MetadataError,
                     problem=problem,
                 )
         if _is_partition(topic.full, partitions_in(self._service.policies_of(topic.namespace))):
@@ -230,7 +231,7 @@ class Admission:
                 f", which {added} more would exceed; delete topics, or raise the policy with"
                 " set-max-topics-per-namespace"
             )
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+            raise NotServed(error=ServerError.NotAllowedError, problem=problem)
 
     def producer_refused(self, topic: TopicName, *, is_encrypted: bool) -> Refusal | None:
         """Return why a producer is refused; None if it is not."""
@@ -241,7 +242,7 @@ class Admission:
             f"Encryption is required in {topic.full}: the policy of its namespace refuses"
             " producers that do not encrypt"
         )
-        return Refusal(error=ServerError.METADATA_ERROR, message=message)
+        return Refusal(error=ServerError.MetadataError, message=message)
 
 
 def _is_partition(topic: str, partitions: Mapping[str, int]) -> bool:

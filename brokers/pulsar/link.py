@@ -19,8 +19,13 @@ from equipoise.brokers.pulsar.served import Served, now_ms
 from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Receipt
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
-from equipoise.brokers.pulsar.wire.requests import Asked, Ended, Request
+from equipoise.brokers.pulsar.wire.requests import (
+    Asked,
+    Ended,
+    PulsarProtocolError,
+    Request,
+    Violation,
+)
 from equipoise.brokers.security.gate import Certificate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.limits import Limit, of_role

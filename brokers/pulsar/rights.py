@@ -14,7 +14,7 @@ from typing import Final
 
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.topics.clients import Refusal
-from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     LookupAsked,
     PartitionsAsked,
@@ -100,7 +100,7 @@ class Rights:
             identity, NEEDS[type(request)], place
         )
         return Refusal(
-            error=ServerError.AUTHORIZATION_ERROR if is_final else ServerError.METADATA_ERROR,
+            error=ServerError.AuthorizationError if is_final else ServerError.MetadataError,
             message=why,
         )
 

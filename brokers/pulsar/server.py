@@ -25,7 +25,7 @@ from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.session import Parts, Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
 from equipoise.brokers.pulsar.topics.names import PULSAR
-from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.requests import Violation
 from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.brokers.runtime.worker import Lookups, Worker

@@ -32,7 +32,8 @@ from equipoise.brokers.pulsar.hosting import Hosting, topic_loads
 from equipoise.brokers.pulsar.schemas import Schemas
 from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import PolicyTable, Settings
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName
@@ -194,7 +195,7 @@ class PulsarService(Service):
                 if served is not None:
                     return served
                 raise NotServed(
-                    error=ServerError.NOT_ALLOWED,
+                    error=ServerError.NotAllowedError,
                     problem=f"namespace {topic.namespace} does not accept Pulsar clients",
                 )
 

@@ -36,8 +36,8 @@ from equipoise.brokers.pulsar.wire.errors import (
     NOT_ANSWERED,
     NotServed,
     ServedElsewhere,
-    ServerError,
 )
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
@@ -217,7 +217,7 @@ class Session:
         why = (
             None if self._parts.rights is None else self._parts.rights.lacking(self._link, request)
         )
-        return None if why is None else Refusal(error=ServerError.METADATA_ERROR, message=why)
+        return None if why is None else Refusal(error=ServerError.MetadataError, message=why)
 
     async def _refuse(self, rights: Rights, request: Guarded, why: str) -> None:
         refused = await rights.refusal(self._link, request, why)
@@ -246,7 +246,7 @@ class Session:
             problem = "The checksum of the message is wrong"
             self._connection.send(
                 replies.send_error(
-                    producer.id, request.sequence_id, ServerError.CHECKSUM_ERROR, problem
+                    producer.id, request.sequence_id, ServerError.ChecksumError, problem
                 )
             )
 
@@ -345,7 +345,7 @@ class Session:
             found = await self._parts.schemas.find(served_topic(request.topic), request.version)
             if found is None:
                 raise NotServed(
-                    error=ServerError.TOPIC_NOT_FOUND,
+                    error=ServerError.TopicNotFound,
                     problem=f"No schema of {request.topic} is known",
                 )
             return found
@@ -470,7 +470,7 @@ class Session:
         try:
             if request.read_compacted:
                 raise NotServed(
-                    error=ServerError.NOT_ALLOWED,
+                    error=ServerError.NotAllowedError,
                     problem="this topic cannot be read compacted; subscribe without it",
                 )
             served, (consumer, changes) = await self._let_in(request.topic, enter)
@@ -591,10 +591,10 @@ def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
     if isinstance(error, NotServed):
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):
-        return ServerError.TOPIC_NOT_FOUND, str(error)
+        return ServerError.TopicNotFound, str(error)
     if isinstance(error, DeadlineExceeded | Overloaded) or error.code == NOT_ANSWERED:
-        return ServerError.METADATA_ERROR, str(error)
-    return ServerError.UNKNOWN_ERROR, str(error)
+        return ServerError.MetadataError, str(error)
+    return ServerError.UnknownError, str(error)
 
 
 def _printed_now() -> str:

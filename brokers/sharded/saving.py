@@ -58,13 +58,15 @@ class Store(Protocol):
 class StaleToken(PeerError):
     """A store has refused the write of a former owner."""
 
-    def __init__(self, *, namespace: str, key: str, token: int) -> None:
-        """`token` is that of the refused write."""
+    def __init__(self, *, key: str, token: int, seen: int | None = None) -> None:
+        """`key` is the whole one, with its namespace. `token` is that of the refused write, and
+        `seen` the greatest one in the store, where it is known.
+        """
         self.key = key
         self.token = token
         super().__init__(
-            f"the state of {namespace}/{key} was not saved under token {token}: the store has seen"
-            " a greater one; ask again who owns the key"
+            f"the state of {key} was not saved under token {token}: the store has seen"
+            f" {seen or 'a greater one'}; ask again who owns the key"
         )
 
 

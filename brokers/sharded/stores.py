@@ -87,7 +87,7 @@ class SqliteStore:
             self._thread, self._save, namespace, key, state, token
         )
         if not is_saved:
-            raise StaleToken(namespace=namespace, key=key, token=token)
+            raise StaleToken(key=f"{namespace}/{key}", token=token)
 
     def _load(self, namespace: str, key: str) -> bytes | None:
         found = self._connection.execute(
@@ -146,7 +146,7 @@ class PostgresStore:
         pool = await self._opened()
         done = await pool.execute(_POSTGRES_SAVE, namespace, key.encode(), token, number, state)
         if done == "INSERT 0 0":
-            raise StaleToken(namespace=namespace, key=key, token=token)
+            raise StaleToken(key=f"{namespace}/{key}", token=token)
 
     async def aclose(self) -> None:
         """Close the connections. The next use opens them again."""
@@ -224,7 +224,7 @@ class RedisStore:
         """See `Store.save`. Raises `StaleToken` and `redis.RedisError`."""
         place = f"{token:019}.{next(self._numbers):019}"
         if not await self._save(keys=[_redis_key(namespace, key)], args=[place, state]):
-            raise StaleToken(namespace=namespace, key=key, token=token)
+            raise StaleToken(key=f"{namespace}/{key}", token=token)
 
     async def aclose(self) -> None:
         """Close the connections. The next use opens them again."""

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from equipoise.brokers.load.metering import work_in
 from equipoise.brokers.operations.moves import transfer
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.testing.virtual_cluster import Cluster, ClusterLoop, NotServed
-from equipoise.channel.core.errors import CallerError, EquipoiseError
+from equipoise.brokers.testing.virtual_cluster import NOT_SERVED, Cluster, ClusterLoop
+from equipoise.channel.core.errors import CallerError, EquipoiseError, PeerError
 from equipoise.channel.core.ranges import key_hash
 
 T = TypeVar("T")
@@ -111,8 +111,8 @@ class MovingCluster(Cluster[S]):
         before = self.move
         try:
             super().give(bundle, broker)
-        except NotServed:
-            if self.move is before:
+        except PeerError as error:
+            if error.code != NOT_SERVED or self.move is before:
                 raise
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:

@@ -66,8 +66,8 @@ OPERATION_MS_MAX: Final = 86_400_000
 _LOOK_SECONDS: Final = 0.002
 
 # How long a thread counts as at work: a busy disk takes longer to store something than a task to
-# end. One that serves for as long as the program lives costs a test this time once. One call waits
-# no longer for threads that follow each other.
+# end. One that serves for as long as the program lives costs a test this time once. `_settle` waits
+# this long for all threads together, so that it ends also where one always follows another.
 _THREAD_S_MAX: Final = 2.0
 
 
@@ -93,17 +93,18 @@ class ClusterLoop(asyncio.SelectorEventLoop):
         return any(now_s - since_s < _THREAD_S_MAX for since_s in self._since_s.values())
 
 
-class NotServed(PeerError):
-    """A bundle is not where the test wants it."""
+NOT_SERVED: Final = "NotServed"
+"""The code of an error: a bundle is not where the test wants it."""
 
-    def __init__(self, *, bundle: str, broker: str | None, problem: str) -> None:
-        """`broker` was to serve `bundle` (None: any broker). `problem` describes the actual
-        state.
-        """
-        self.bundle = bundle
-        self.broker = broker
-        self.problem = problem
-        super().__init__(f"{bundle} is not served by {broker or 'any broker'}: {problem}")
+
+def _not_served(*, bundle: str, broker: str | None, problem: str) -> PeerError:
+    return PeerError(
+        f"{bundle} is not served by {broker or 'any broker'}: {problem}",
+        code=NOT_SERVED,
+        bundle=bundle,
+        broker=broker,
+        problem=problem,
+    )
 
 
 class Cluster(Generic[S]):
@@ -278,7 +279,7 @@ class Cluster(Generic[S]):
         return None if entry is None else entry.broker
 
     def ownership(self, namespace: str, key: str) -> Ownership:
-        """Return the right to work on a key, of the broker that has it now. Raises `NotServed` if
+        """Return the right to work on a key, of the broker that has it now. Raises `PeerError` if
         none has it, `UnknownNamespace`.
         """
         bundle = self._entry(namespace, key)
@@ -286,12 +287,12 @@ class Cluster(Generic[S]):
             found = member.router.ownership(namespace, key)
             if found is not None:
                 return found
-        raise NotServed(bundle=bundle.name, broker=None, problem=self._state_of(bundle.name))
+        raise _not_served(bundle=bundle.name, broker=None, problem=self._state_of(bundle.name))
 
     def give(self, bundle: str, broker: str) -> None:
         """Transfer a bundle to a broker, or place it there if it is free.
 
-        Raises `NotServed` if the service refused the bundle or needs time; `NotFound`; `Rejected`.
+        Raises `PeerError` if the service refused the bundle or needs time; `NotFound`; `Rejected`.
         """
         phase = self._bundle(bundle).phase
         self.service(broker)
@@ -306,7 +307,7 @@ class Cluster(Generic[S]):
                 )
             )
         if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
-            raise NotServed(bundle=bundle, broker=broker, problem=self._state_of(bundle))
+            raise _not_served(bundle=bundle, broker=broker, problem=self._state_of(bundle))
 
     def take(self, bundle: str) -> None:
         """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if

@@ -23,7 +23,6 @@ from typing import Final
 from compose.demo.acts import ON_A_FILE, on_kafka
 from compose.demo.play import play
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.jars import LocalKafkaError
 from equipoise.channel.core.errors import EquipoiseError
 
 # A restarted node waits until its former session has expired. Kafka's default of 9 s would be half
@@ -54,7 +53,7 @@ def main() -> int:
         with ExitStack() as parts:
             directory = Path(arguments.data or _temporary(parts, "equipoise-demo-")).absolute()
             return _run(directory, _kafka(parts) if arguments.kafka else None, arguments.data)
-    except (EquipoiseError, LocalKafkaError, OSError) as error:
+    except (EquipoiseError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from compose.local_kafka.cluster import HEAP_MB, NODES, Cluster, is_laid_out
-from compose.local_kafka.jars import HOME, LocalKafkaError, class_path
+from compose.local_kafka.jars import HOME, class_path
+from equipoise.channel.core.errors import OperatorError
 
 PORT: Final = 9092
 
@@ -28,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     commands = {"jars": _jars, "start": _start, "stop": _stop, "status": _status, "leash": _leash}
     try:
         return commands[arguments.command](arguments)
-    except LocalKafkaError as error:
+    except OperatorError as error:
         _note(str(error))
         return 1
 
@@ -101,7 +102,7 @@ def _folders(arguments: argparse.Namespace) -> Sequence[Path]:
 
 
 def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
-    """Return the existing clusters of a command. Raises `LocalKafkaError` if a named one does not
+    """Return the existing clusters of a command. Raises `OperatorError` if a named one does not
     exist.
     """
     is_named = arguments.folder or arguments.nodes
@@ -133,7 +134,7 @@ def _start(arguments: argparse.Namespace) -> int:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise LocalKafkaError(f"--property takes NAME=VALUE, not {text!r}")
+        raise OperatorError(f"--property takes NAME=VALUE, not {text!r}")
     return name, value
 
 

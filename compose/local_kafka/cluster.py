@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from compose.local_kafka.jars import LocalKafkaError, class_archive, class_path, no_cluster, tool
+from compose.local_kafka.jars import class_archive, class_path, no_cluster, tool
 from compose.local_kafka.node import HOST, STOP_S, Node, Ports, server_properties
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import are_free, free_ports
 
@@ -69,7 +70,7 @@ class Cluster:
 
     @classmethod
     def laid_out(cls, folder: Path) -> Self:
-        """Return the cluster that is laid out in a folder. Raises `LocalKafkaError`."""
+        """Return the cluster that is laid out in a folder. Raises `OperatorError`."""
         folder = folder.absolute()
         try:
             return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
@@ -95,7 +96,7 @@ class Cluster:
         runs; its data stays.
 
         `port` is the first node's port for clients; the next nodes use the following ports. With 0
-        the former ports are used, or free ones. Raises `LocalKafkaError` if the folder holds a
+        the former ports are used, or free ones. Raises `OperatorError` if the folder holds a
         different Kafka, or a running one with other settings.
         """
         assert nodes in NODES, f"{nodes} nodes"
@@ -139,13 +140,13 @@ class Cluster:
         return any(node.pid is not None for node in self.nodes)
 
     def node(self, number: int) -> Node:
-        """Return a node by its number, from 1. Raises `LocalKafkaError`."""
+        """Return a node by its number, from 1. Raises `OperatorError`."""
         if not 1 <= number <= len(self.nodes):
             raise no_cluster(self.folder, f"it has no node {number}, only 1 to {len(self.nodes)}")
         return self.nodes[number - 1]
 
     def check_same(self, wanted: Layout, *, port: int) -> None:
-        """Raise `LocalKafkaError` unless the running cluster has the wanted settings and begins at
+        """Raise `OperatorError` unless the running cluster has the wanted settings and begins at
         `port` (0 for any).
         """
         running = replace(self.layout, cluster_id=wanted.cluster_id, ports=())
@@ -171,7 +172,7 @@ class Cluster:
     def start(self) -> None:
         """Start the nodes that do not run, and wait until they serve.
 
-        Raises `LocalKafkaError`, after killing the nodes that it started, and `NotInstalled`.
+        Raises `OperatorError`, after killing the nodes that it started, and `NotInstalled`.
         """
         with locked(self.folder):
             starting = [node for node in self.nodes if node.pid is None]
@@ -194,7 +195,7 @@ class Cluster:
         """Run the first node once, so that Java archives Kafka's classes: every later start takes
         half the time.
 
-        Does nothing if the archive exists. Raises `LocalKafkaError`, `NotInstalled`.
+        Does nothing if the archive exists. Raises `OperatorError`, `NotInstalled`.
         """
         archive, node = class_archive(tool("java"), class_path()), self.nodes[0]
         if archive.exists():
@@ -209,7 +210,7 @@ class Cluster:
         finally:
             node.kill()
         if not written.exists():
-            raise LocalKafkaError(
+            raise OperatorError(
                 f"Java wrote no archive of Kafka's classes when the node in {self.folder} stopped;"
                 " try again"
             )
@@ -217,7 +218,7 @@ class Cluster:
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
         """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed.
-        Raises `LocalKafkaError`.
+        Raises `OperatorError`.
         """
         for node in self.nodes:  # All at once: the last ones would wait in vain for a majority.
             node.ask_to_stop()
@@ -225,7 +226,7 @@ class Cluster:
             node.stop(timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """Kill all nodes (`kill -9`). Raises `LocalKafkaError`."""
+        """Kill all nodes (`kill -9`). Raises `OperatorError`."""
         for node in self.nodes:
             node.kill()
 
@@ -237,7 +238,7 @@ class Cluster:
             *([ports.proxied] if self.layout.proxies else []),
         ):
             if not are_free(port):
-                raise LocalKafkaError(
+                raise OperatorError(
                     f"port {port} is taken by another program; name another port, or 0 for any that"
                     " are free"
                 )
@@ -268,8 +269,8 @@ def _ports(nodes: int, first: int) -> tuple[Ports, ...]:
     )
 
 
-def _other_layout(folder: Path, problem: str) -> LocalKafkaError:
-    return LocalKafkaError(
+def _other_layout(folder: Path, problem: str) -> OperatorError:
+    return OperatorError(
         f"{folder} holds another Kafka: {problem}; stop that one, and remove its folder if its"
         " topics may go"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.system.file_system import locked
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
@@ -24,17 +25,13 @@ _FETCH_S: Final = 600.0
 _PACKAGES: Final = {"java": "default-jre-headless", "mvn": "maven"}
 
 
-class LocalKafkaError(Exception):
-    """The root of all errors that the local Kafka raises on purpose."""
-
-
-class NotInstalled(LocalKafkaError):
+class NotInstalled(OperatorError):
     """A required program is not on the path, or Kafka's jars cannot be fetched."""
 
 
-def no_cluster(folder: Path, problem: str) -> LocalKafkaError:
+def no_cluster(folder: Path, problem: str) -> OperatorError:
     """Return the error for a folder without a Kafka, or without a node of it."""
-    return LocalKafkaError(f"{folder}: {problem}; start a Kafka there first")
+    return OperatorError(f"{folder}: {problem}; start a Kafka there first")
 
 
 def tool(name: str) -> str:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.jars import LocalKafkaError, class_archive, class_path, tool
+from compose.local_kafka.jars import class_archive, class_path, tool
+from equipoise.channel.core.errors import OperatorError
 
 # The shell only forks, which takes milliseconds.
 _FORK_S: Final = 30.0
@@ -264,7 +265,7 @@ class Node:
         self._hosts.write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
 
     def format(self, cluster_id: str) -> None:
-        """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`,
+        """Format its data folder for the cluster, unless that is done. Raises `OperatorError`,
         `NotInstalled`.
         """
         if (self.data / "meta.properties").exists():
@@ -308,7 +309,7 @@ class Node:
         )
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
-        """Wait until it serves. Raises `LocalKafkaError`."""
+        """Wait until it serves. Raises `OperatorError`."""
         deadline_s = time.monotonic() + timeout_s
         while _STARTED not in self._printed():
             if self.pid is None:
@@ -318,7 +319,7 @@ class Node:
             time.sleep(_LOOK_S)
 
     def start(self) -> None:
-        """Start it with its former data, unless it runs. Raises `LocalKafkaError`,
+        """Start it with its former data, unless it runs. Raises `OperatorError`,
         `NotInstalled`.
         """
         if self.pid is None:
@@ -330,7 +331,7 @@ class Node:
         self._signal(signal.SIGTERM)
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Stop it cleanly, or kill it after `timeout_s`. Raises `LocalKafkaError`."""
+        """Stop it cleanly, or kill it after `timeout_s`. Raises `OperatorError`."""
         self.ask_to_stop()
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None or has_ended(held, timeout_s=timeout_s):
@@ -338,7 +339,7 @@ class Node:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it (`kill -9`), and wait until it is gone. Raises `LocalKafkaError`."""
+        """Kill it (`kill -9`), and wait until it is gone. Raises `OperatorError`."""
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None:
                 return
@@ -348,7 +349,7 @@ class Node:
 
     def suspend(self) -> None:
         """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns.
-        Raises `LocalKafkaError`.
+        Raises `OperatorError`.
         """
         with handle(self._pid_file, mark=self._mark) as held:
             pid = pid_of(self._pid_file)
@@ -396,7 +397,7 @@ class Node:
             output.seek(self._earlier_output_bytes)
             return output.read()
 
-    def _failure(self, problem: str, *, output: str | None = None) -> LocalKafkaError:
+    def _failure(self, problem: str, *, output: str | None = None) -> OperatorError:
         """Return the error for a node that did not start. `output` is its own by default."""
         printed = (
             self._printed()[-_PRINTED_BYTES:].decode(errors="replace").strip()
@@ -406,16 +407,16 @@ class Node:
         too_old = (
             "; Kafka 4 needs Java 17 or newer" if "UnsupportedClassVersionError" in printed else ""
         )
-        return LocalKafkaError(
+        return OperatorError(
             f"{self.name} of the local Kafka {problem}{too_old}; it"
             f" printed:\n{printed or 'nothing'}"
         )
 
-    def _stuck(self, pid: int | None, problem: str) -> LocalKafkaError:
+    def _stuck(self, pid: int | None, problem: str) -> OperatorError:
         """Return the error for a node that the kernel holds in a call that does not end, such as to
         a hung disk.
         """
-        return LocalKafkaError(
+        return OperatorError(
             f"{self.name} of the local Kafka, process {pid or 0}, {problem}; check the disk that it"
             " writes to"
         )

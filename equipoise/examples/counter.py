@@ -17,12 +17,12 @@ from equipoise.errors import (
     DeadlineExceeded,
     Overloaded,
     PeerError,
+    StaleToken,
     UnknownNamespace,
 )
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
-    StaleToken,
 )
 
 

@@ -33,6 +33,7 @@ from equipoise.errors import (
     OperatorError,
     Overloaded,
     PeerError,
+    StaleToken,
 )
 
 # A transaction of this size takes about 5 ms, which is how long other brokers wait.
@@ -74,10 +75,6 @@ class Stored:
     value: int
     token: int
     broker: str
-
-
-class StaleToken(PeerError):
-    """The broker had already lost the key. Nothing was written."""
 
 
 class CounterStore:
@@ -218,10 +215,7 @@ class CounterStore:
                 "INSERT INTO refusals(key, token, highest, broker, request) VALUES (?, ?, ?, ?, ?)",
                 refusal,
             )
-            return StaleToken(
-                f"token {token} of {key} is older than {highest}: another broker owns it now; look"
-                " it up again"
-            )
+            return StaleToken(key=key, token=token, seen=highest)
         execute(
             "INSERT OR REPLACE INTO counters(key, value, token) VALUES (?, ?, ?)",
             (key, value + 1, token),

@@ -52,7 +52,7 @@ class Shelf:
 
     def put(self, key: str, token: int, state: bytes) -> None:
         if token < self.states.get(key, (0, b""))[0]:
-            raise StaleToken(namespace=NAMESPACE, key=key, token=token)
+            raise StaleToken(key=f"{NAMESPACE}/{key}", token=token)
         self.states[key] = token, state
 
     def changes(self, key: str) -> str:

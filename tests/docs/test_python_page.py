@@ -132,7 +132,7 @@ def let(cluster: Cluster[Diary], gate: asyncio.Event) -> None:
 def fails(cluster: Cluster[Diary], bundle: str, call: str) -> None:
     """Have broker-2 fail at a call when it gets the bundle. Then broker-1 serves it again."""
     cluster.service("broker-2").fails.add(call)
-    with pytest.raises(errors.NotServed):
+    with pytest.raises(errors.PeerError, match="is not served by broker-2"):
         cluster.give(bundle, "broker-2")
     cluster.service("broker-2").fails.clear()
     cluster.give(bundle, "broker-1")
@@ -148,7 +148,7 @@ def test_the_life_of_a_bundle_is_as_drawn() -> None:
         fails(cluster, bundle, "prepare")
         fails(cluster, bundle, "open")
         two.may_prepare.clear()
-        with pytest.raises(errors.NotServed):
+        with pytest.raises(errors.PeerError, match="is not served by broker-2"):
             cluster.give(bundle, "broker-2")
         # Users have no reason to cancel moves in their tests.
         cluster._operate(lambda port: moves.cancel(port, bundle))  # noqa: SLF001
@@ -156,7 +156,7 @@ def test_the_life_of_a_bundle_is_as_drawn() -> None:
         cluster.give(bundle, "broker-2")
         cluster.give(bundle, "broker-1")
         one.may_close.clear()
-        with pytest.raises(errors.NotServed):
+        with pytest.raises(errors.PeerError, match="is not served by broker-2"):
             cluster.give(bundle, "broker-2")
         cluster.kill("broker-2")
         cluster.advance(5_000)

@@ -15,7 +15,7 @@ import pytest
 
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.jars import LocalKafkaError
+from equipoise.channel.core.errors import OperatorError
 from tests.kafka.finding import ROOT
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.topics import (
@@ -40,12 +40,12 @@ def test_laying_out_a_running_folder_returns_its_kafka(own_kafka: OwnKafka) -> N
     again = Cluster.lay_out(folder, proxies=layout.proxies, extra=layout.extra)
     assert own_kafka.address == again.address
     assert own_kafka.cluster.node(1).pid == again.node(1).pid
-    with pytest.raises(LocalKafkaError, match="other settings"):
+    with pytest.raises(OperatorError, match="other settings"):
         Cluster.lay_out(folder, proxies=layout.proxies)
-    with pytest.raises(LocalKafkaError, match="the number of its nodes is 1, not 3"):
+    with pytest.raises(OperatorError, match="the number of its nodes is 1, not 3"):
         Cluster.lay_out(folder, nodes=3, proxies=layout.proxies, extra=layout.extra)
     beside = Cluster.lay_out(folder.parent / "beside", port=layout.ports[0].client)
-    with pytest.raises(LocalKafkaError, match=str(layout.ports[0].client)):
+    with pytest.raises(OperatorError, match=str(layout.ports[0].client)):
         beside.start()
 
 

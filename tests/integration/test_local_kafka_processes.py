@@ -11,8 +11,9 @@ import pytest
 
 from compose.local_kafka import jars
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.jars import LocalKafkaError, NotInstalled
+from compose.local_kafka.jars import NotInstalled
 from compose.local_kafka.node import Node
+from equipoise.channel.core.errors import OperatorError
 
 pytestmark = pytest.mark.integration
 
@@ -100,12 +101,12 @@ def test_the_output_of_a_node_that_cannot_start_is_in_the_error(
     )
     failing.begin()
     with pytest.raises(
-        LocalKafkaError,
+        OperatorError,
         match=r"ended while it started; Kafka 4 needs Java 17 or newer(.|\n)*the first reason",
     ):
         failing.wait_ready()
     script(programs, "java", "echo the second reason; exit 1")
     failing.begin()
-    with pytest.raises(LocalKafkaError, match="the second reason") as caught:
+    with pytest.raises(OperatorError, match="the second reason") as caught:
         failing.wait_ready()
     assert "the first reason" not in str(caught.value)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError
 from equipoise.brokers.pulsar.wire.frames import (
     Frame,
     FrameReader,
@@ -16,6 +15,7 @@ from equipoise.brokers.pulsar.wire.frames import (
     frame,
     metadata_of,
 )
+from equipoise.brokers.pulsar.wire.requests import PulsarProtocolError
 
 FRAME_BYTES_MAX = 300
 frames = st.builds(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     Change,
     Closed,
@@ -41,7 +41,7 @@ class DumbService:
     connection: Connection
     seen: list[Request] = field(default_factory=list)
     unanswered: list[Request] = field(default_factory=list)
-    refusal: tuple[ServerError, str] = (ServerError.SERVICE_NOT_READY, "not now")
+    refusal: tuple[ServerError, str] = (ServerError.ServiceNotReady, "not now")
     attached: object = None
 
     def handle(self, requests: list[Request]) -> None:
@@ -130,7 +130,7 @@ class DumbService:
             case Damaged(producer=int(producer_id)):
                 self.connection.send(
                     replies.send_error(
-                        producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged"
+                        producer_id, request.sequence_id, ServerError.ChecksumError, "damaged"
                     )
                 )
             case _:

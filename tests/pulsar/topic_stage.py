@@ -28,6 +28,7 @@ from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Refusal
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.throttling import Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits, TopicState
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
 from tests.pulsar.topics import NAME, flowed, keyed, make_consumer, make_producer, sticky
 
@@ -192,7 +193,7 @@ def _lines_of(found: object) -> Iterator[str]:
                 yield f"drops {found.dropped}"
         case Refusal():
             holder = "" if found.holder is None else f", holder {found.holder.name}"
-            yield f"refused {found.error.name}{holder}: {found.message}"
+            yield f"refused {ServerError.Name(found.error)}{holder}: {found.message}"
         case Producer():
             yield f"replaces {found.name}"
         case Consumer():

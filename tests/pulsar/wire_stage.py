@@ -7,7 +7,7 @@ chunk are separated by `; `, and `bytes HEX` is any chunk. Besides:
 * `connection keep_alive_ms=100 with PRODUCER producer_id: 1`: a new connection after its handshake,
   with these limits, and with these requests granted; `unconnected`: before its handshake;
   `guarded`: also with a check of credentials, which are `ROLE VALID_MS`
-* `granted 10`, `granted 10 elsewhere`, `refused 10 METADATA_ERROR`: the service answers a request,
+* `granted 10`, `granted 10 elsewhere`, `refused 10 MetadataError`: the service answers a request,
   or all that wait
 * `checked me`, `checked wrong`: the end of a check that took longer, as one of a password does
 * `broker closes-producer 1 URL`, `closes-consumer`, `delivers`, `activates`, `ends`
@@ -28,9 +28,8 @@ from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.authentication import Authenticate
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from equipoise.brokers.pulsar.wire.requests import Asked, Published, Request
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
 from tests.pulsar.pulsar_service import DumbService
@@ -178,8 +177,8 @@ class WireStage:
     def _answer(self, words: list[str], *, is_granted: bool) -> None:
         """Answer the requests with this id, or all that wait."""
         only = {int(word) for word in words if word.isdecimal()}
-        for name in set(words) & set(ServerError.__members__):
-            self.service.refusal = (ServerError[name], "not now")
+        for name in set(words) & set(ServerError.keys()):
+            self.service.refusal = (getattr(ServerError, name), "not now")
         self.service.attached = ELSEWHERE if "elsewhere" in words else None
         self.service.answer(favourably=is_granted, only=only or None)
 

@@ -35,7 +35,8 @@ from equipoise.brokers.pulsar.topics.stats import (
     producers_in,
     topic_stats,
 )
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, not_answered
+from equipoise.brokers.pulsar.wire.errors import NotServed, not_answered
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.runtime.service import Peer, own_http
 from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import CallerError, NotFound
@@ -309,7 +310,7 @@ def _check_subscription(
             f"subscription {name} of topic {topic.full} has {sum(found)} consumers; close them, or"
             " use --force"
         )
-        raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        raise NotServed(error=ServerError.NotAllowedError, problem=problem)
 
 
 def clients_in(stats: Iterable[Stats]) -> tuple[int, int]:
@@ -328,4 +329,4 @@ def check_unused(topic: TopicName, stats: Iterable[Stats]) -> None:
             f"topic {topic.full} has {producers} producers and {consumers} consumers; close them,"
             " or use --force"
         )
-        raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        raise NotServed(error=ServerError.NotAllowedError, problem=problem)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
@@ -212,13 +212,13 @@ class Producers:
             message = (
                 f"Producer with name {producer.name!r} is already connected to topic {self._topic}"
             )
-            return Refusal(error=ServerError.PRODUCER_BUSY, message=message, holder=former)
+            return Refusal(error=ServerError.ProducerBusy, message=message, holder=former)
         refusal = self._access_refused(producer)
         if refusal is not None:
             return refusal
         if len(self._by_name) >= self.count_max:
             return Refusal(
-                error=ServerError.PRODUCER_BUSY,
+                error=ServerError.ProducerBusy,
                 message=f"Topic {self._topic} reached max producers limit",
             )
         self._by_name[producer.name] = producer
@@ -239,16 +239,16 @@ class Producers:
         """
         if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
             return Refusal(
-                error=ServerError.NOT_ALLOWED,
+                error=ServerError.NotAllowedError,
                 message="This access mode is not supported; use Exclusive or Shared",
             )
         owner = next(iter(self._by_name.values()), None)
         # An exclusive producer is always alone.
         if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:
             error = (
-                ServerError.PRODUCER_BUSY
+                ServerError.ProducerBusy
                 if producer.access_mode is AccessMode.SHARED
-                else ServerError.PRODUCER_FENCED
+                else ServerError.ProducerFenced
             )
             return Refusal(
                 error=error,
@@ -257,6 +257,6 @@ class Producers:
             )
         if producer.access_mode is AccessMode.EXCLUSIVE and owner is not None:
             return Refusal(
-                error=ServerError.PRODUCER_FENCED, message="Topic has existing shared producers"
+                error=ServerError.ProducerFenced, message="Topic has existing shared producers"
             )
         return None

@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_ex
 from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Meter, Refusal
 from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes, slot_of
 from equipoise.brokers.pulsar.topics.throttling import Bucket
-from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
 # The most permits that a consumer may have outstanding; the excess is ignored. Java's counter has
@@ -107,7 +107,7 @@ class Exclusive(_OneActive):
         """See `Dispatcher`."""
         if self.active is not None:
             message = "Exclusive consumer is already connected"
-            return Refusal(error=ServerError.CONSUMER_BUSY, message=message, holder=self.active)
+            return Refusal(error=ServerError.ConsumerBusy, message=message, holder=self.active)
         self.active = consumer
         return []
 
@@ -242,7 +242,7 @@ class KeySharing:
             ranges = consumer.key_shared.ranges if consumer.key_shared is not None else ()
             conflict = self._slots.conflict(ranges)
             if conflict is not None:
-                return Refusal(error=ServerError.CONSUMER_ASSIGN_ERROR, message=conflict)
+                return Refusal(error=ServerError.ConsumerAssignError, message=conflict)
             self._slots.add(holder, ranges)
         else:
             self._slots.add(holder)
@@ -403,7 +403,7 @@ class Subscription:
             if self.consumers:
                 kind_text = f"{self.kind.name.lower()}{' (sticky)' * self.is_sticky}"
                 message = f"Subscription is of different type: {self.name} is {kind_text}"
-                return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
+                return Refusal(error=ServerError.ConsumerBusy, message=message)
             self.kind, self.is_sticky = kind, is_sticky
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
             if self.arrivals is not None:

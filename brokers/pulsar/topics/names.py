@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import TopicName, parse_topic
 from equipoise.channel.core.records import Document
@@ -26,7 +27,7 @@ def served_topic(text: str) -> TopicName:
     try:
         topic = parse_topic(text)
     except InvalidName as error:
-        raise NotServed(error=ServerError.INVALID_TOPIC_NAME, problem=str(error)) from error
+        raise NotServed(error=ServerError.InvalidTopicName, problem=str(error)) from error
     if topic.domain != NON_PERSISTENT:
         raise not_stored(topic)
     return topic
@@ -35,7 +36,7 @@ def served_topic(text: str) -> TopicName:
 def not_stored(topic: TopicName) -> NotServed:
     """Return the refusal of a persistent topic. It names the topic to use."""
     problem = f"{topic.full} is persistent, and this broker stores no messages; use {NON_PERSISTENT}://{topic.namespace}/{topic.local}"
-    return NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+    return NotServed(error=ServerError.NotAllowedError, problem=problem)
 
 
 def partition_of(topic: str) -> int:

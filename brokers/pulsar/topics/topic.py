@@ -43,7 +43,7 @@ from equipoise.brokers.pulsar.topics.dispatch import (
     wants_stripes,
 )
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate, Turns
-from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
 
@@ -311,22 +311,22 @@ class Topic:
                 f"Topic {self.name} does not support {kind.name.title()} subscriptions; the policy"
                 f" of its namespace allows {allowed}"
             )
-            return Refusal(error=ServerError.NOT_ALLOWED, message=message)
+            return Refusal(error=ServerError.NotAllowedError, message=message)
         if len(self._homes) >= self._limits.consumers_max:
             return Refusal(
-                error=ServerError.CONSUMER_BUSY,
+                error=ServerError.ConsumerBusy,
                 message=f"Topic {self.name} reached max consumers limit",
             )
         home = self._subscriptions.get(subscription)
         if home is not None and len(home.consumers) >= self._limits.subscription_consumers_max:
             return Refusal(
-                error=ServerError.CONSUMER_BUSY,
+                error=ServerError.ConsumerBusy,
                 message=f"Subscription {subscription} reached max consumers limit",
             )
         if home is None:
             if len(self._subscriptions) >= self._limits.subscriptions_max:
                 return Refusal(
-                    error=ServerError.NOT_ALLOWED,
+                    error=ServerError.NotAllowedError,
                     message=f"Exceed the maximum number of subscriptions of the topic {self.name}",
                 )
             is_sticky = wants_stripes(consumer, kind)
@@ -373,7 +373,7 @@ class Topic:
         home = self._homes.get(consumer)
         if home is None or (len(home.consumers) > 1 and not is_forced):
             return Refusal(
-                error=ServerError.METADATA_ERROR,
+                error=ServerError.MetadataError,
                 message="Unconnected or shared consumer attempting to unsubscribe",
             )
         return [each for each in self.delete_subscription(home.name) if each is not consumer]
@@ -603,7 +603,7 @@ class Topic:
 
     def _moving(self) -> Refusal:
         return Refusal(
-            error=ServerError.SERVICE_NOT_READY,
+            error=ServerError.ServiceNotReady,
             message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker",
         )
 

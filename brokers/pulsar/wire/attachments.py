@@ -9,14 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.pulsar.wire.errors import (
-    NotServed,
-    PulsarProtocolError,
-    ServerError,
-    Violation,
-)
+from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import Asked
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
+from equipoise.brokers.pulsar.wire.requests import Asked, PulsarProtocolError, Violation
 from equipoise.channel.core.errors import Bug
 
 
@@ -64,7 +60,7 @@ class Kept:
                 f"the names and properties of this connection take {self.bytes} of"
                 f" {self._bytes_max} bytes; use another connection"
             )
-            raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
+            raise NotServed(error=ServerError.TooManyRequests, problem=problem)
 
 
 class Attachments:
@@ -106,12 +102,12 @@ class Attachments:
             return live
         if live is not None:
             raise NotServed(
-                error=ServerError.NOT_ALLOWED,
+                error=ServerError.NotAllowedError,
                 problem=f"the id {id_} is in use for {' '.join(live.place)}; close it first",
             )
         if id_ in self.creations:
             raise NotServed(
-                error=ServerError.SERVICE_NOT_READY,
+                error=ServerError.ServiceNotReady,
                 problem=f"the id {id_} is already being created; try again",
             )
         count = len(self.creations) + len(self.live)
@@ -120,7 +116,7 @@ class Attachments:
                 f"this connection already has {count}, the maximum; close some, or use another"
                 " connection"
             )
-            raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
+            raise NotServed(error=ServerError.TooManyRequests, problem=problem)
         self._kept.check(kept_bytes)
         return None
 
@@ -214,9 +210,7 @@ class Waiting:
             # On a lookup that code would end it for good.
             is_creation = kind in {Asked.PRODUCER, Asked.CONSUMER}
             raise NotServed(
-                error=(
-                    ServerError.SERVICE_NOT_READY if is_creation else ServerError.TOO_MANY_REQUESTS
-                ),
+                error=(ServerError.ServiceNotReady if is_creation else ServerError.TooManyRequests),
                 problem=(
                     f"{len(self._requests)} requests of this connection ({self._bytes} bytes)"
                     " already wait; send fewer at once"

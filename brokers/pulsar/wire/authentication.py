@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
+from equipoise.brokers.pulsar.wire.requests import PulsarProtocolError, Violation
 from equipoise.brokers.security.identity import Credentials, Fault, Identity, Refusal
 
 Authenticate = Callable[[Credentials | None], Identity | Refusal | None]

@@ -12,12 +12,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from equipoise.brokers.pulsar.wire.errors import (
-    NotServed,
-    PulsarProtocolError,
-    ServerError,
-    Violation,
-)
+from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.pulsar.wire.frames import metadata_of
 from equipoise.brokers.pulsar.wire.limits import PAIR_BYTES, RANGES_PER_CONSUMER_MAX, Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
@@ -30,6 +25,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     KeySharedMeta,
     KeyValue,
     MessageMetadata,
+    ServerError,
 )
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import (
@@ -39,6 +35,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
+    PulsarProtocolError,
     Question,
     Schema,
     SchemaAsked,
@@ -47,6 +44,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     SubscriptionKind,
     TopicsAsked,
     TopicsMode,
+    Violation,
 )
 from equipoise.brokers.security.identity import TLS, Credentials
 
@@ -237,7 +235,7 @@ def _name(what: str, value: str, limits: Limits) -> str:
     text = _text(value)
     if len(text) > limits.name_characters_max:
         raise NotServed(
-            error=ServerError.NOT_ALLOWED,
+            error=ServerError.NotAllowedError,
             problem=(
                 f"the {what} has {len(text)} characters; the maximum is"
                 f" {limits.name_characters_max}"
@@ -254,7 +252,7 @@ def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, s
             f"{len(properties)} properties take {size} bytes ({PAIR_BYTES} per pair); the maximum"
             f" is {limits.properties_bytes_max}"
         )
-        raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        raise NotServed(error=ServerError.NotAllowedError, problem=problem)
     return properties
 
 
@@ -320,7 +318,7 @@ def _producer_asked(command: BaseCommand, limits: Limits) -> ProducerAsked:
         access_mode = AccessMode(asked.producer_access_mode)
     except ValueError:
         raise NotServed(
-            error=ServerError.NOT_ALLOWED,
+            error=ServerError.NotAllowedError,
             problem=(
                 f"access mode {asked.producer_access_mode} does not exist; use Shared or Exclusive"
             ),
@@ -342,7 +340,7 @@ def _subscribe_asked(command: BaseCommand, limits: Limits) -> SubscribeAsked:
     asked = command.subscribe
     if not asked.subscription:
         # Pulsar uses this code.
-        raise NotServed(error=ServerError.PRODUCER_BUSY, problem="Empty subscription name")
+        raise NotServed(error=ServerError.ProducerBusy, problem="Empty subscription name")
     kind = SubscriptionKind(asked.subType)
     return SubscribeAsked(
         id=asked.consumer_id,
@@ -372,7 +370,7 @@ def _key_shared(meta: KeySharedMeta) -> KeyShared:
             f"a STICKY consumer may name at most {RANGES_PER_CONSUMER_MAX} hash ranges, not"
             f" {len(meta.hashRanges)}"
         )
-        raise NotServed(error=ServerError.CONSUMER_ASSIGN_ERROR, problem=problem)
+        raise NotServed(error=ServerError.ConsumerAssignError, problem=problem)
     return KeyShared(
         is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges)
     )

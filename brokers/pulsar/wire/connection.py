@@ -28,15 +28,10 @@ from equipoise.brokers.pulsar.wire.attachments import (
     Waiting,
 )
 from equipoise.brokers.pulsar.wire.authentication import Admit, Authenticate, Authentication
-from equipoise.brokers.pulsar.wire.errors import (
-    NotServed,
-    PulsarProtocolError,
-    ServerError,
-    Violation,
-)
+from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSend
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSend, ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     Acked,
     Asked,
@@ -51,12 +46,14 @@ from equipoise.brokers.pulsar.wire.requests import (
     Ended,
     Flowed,
     Published,
+    PulsarProtocolError,
     Question,
     Request,
     Sent,
     Sought,
     TurnedAway,
     Unsubscribed,
+    Violation,
 )
 from equipoise.brokers.security.identity import Identity, Refusal
 
@@ -76,11 +73,11 @@ _OF_MESSAGES: Final = frozenset(
 
 # A client gets a message about these violations before its connection ends.
 _LAST_ANSWERS: Final = {
-    Violation.UNSUPPORTED_VERSION: ServerError.UNSUPPORTED_VERSION,
-    Violation.NOT_AUTHENTICATED: ServerError.AUTHENTICATION_ERROR,
+    Violation.UNSUPPORTED_VERSION: ServerError.UnsupportedVersionError,
+    Violation.NOT_AUTHENTICATED: ServerError.AuthenticationError,
     # Clients try again after a pause.
-    Violation.BUSY: ServerError.TOO_MANY_REQUESTS,
-    Violation.TOO_MANY_CONNECTIONS: ServerError.TOO_MANY_REQUESTS,
+    Violation.BUSY: ServerError.TooManyRequests,
+    Violation.TOO_MANY_CONNECTIONS: ServerError.TooManyRequests,
 }
 
 
@@ -581,7 +578,7 @@ class Connection:
 
     def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.unsubscribe
-        thing = self._consumer(asked.consumer_id, ServerError.METADATA_ERROR)
+        thing = self._consumer(asked.consumer_id, ServerError.MetadataError)
         request = Unsubscribed(
             consumer=thing,
             consumer_id=asked.consumer_id,
@@ -592,22 +589,22 @@ class Connection:
 
     def _on_consumer_stats(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.consumer_stats
-        thing = self._consumer(asked.consumer_id, ServerError.CONSUMER_NOT_FOUND)
+        thing = self._consumer(asked.consumer_id, ServerError.ConsumerNotFound)
         self._ask(ConsumerStatsAsked(consumer=thing, request_id=asked.request_id), frame)
 
     def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
         """Answer success: nothing is stored, and a consumer is always at the messages to come."""
-        thing = self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
+        thing = self._consumer(command.seek.consumer_id, ServerError.MetadataError)
         self._outgoing.send(replies.success(command.seek.request_id))
         self._requests.append(Sought(consumer=thing))
 
     def _on_last_message_id(self, command: BaseCommand, _frame: Frame) -> None:
-        self._consumer(command.get_last_message_id.consumer_id, ServerError.METADATA_ERROR)
+        self._consumer(command.get_last_message_id.consumer_id, ServerError.MetadataError)
         self._outgoing.send(replies.no_last_message(command.get_last_message_id.request_id))
 
     def _on_not_served(self, command: BaseCommand, _frame: Frame) -> None:
         raise NotServed(
-            error=ServerError.NOT_ALLOWED,
+            error=ServerError.NotAllowedError,
             problem=f"{commands.name_of(command)} is not served by this broker",
         )
 

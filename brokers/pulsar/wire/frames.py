@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
+from equipoise.brokers.pulsar.wire.requests import PulsarProtocolError, Violation
 
 _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")

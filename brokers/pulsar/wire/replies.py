@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
-from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.frames import frame, frame_head
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     AuthData,
@@ -34,9 +33,9 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandSuccess,
     KeyValue,
     MessageIdData,
+    ServerError,
 )
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError as WireError
 from equipoise.brokers.pulsar.wire.requests import (
     Asked,
     Creation,
@@ -55,14 +54,14 @@ MINUS_ONE: Final = 2**64 - 1
 # CLOSE_CONSUMER follows (some clients).
 _RETRIED: Final = frozenset(
     {
-        ServerError.UNKNOWN_ERROR,
-        ServerError.METADATA_ERROR,
-        ServerError.PERSISTENCE_ERROR,
-        ServerError.SERVICE_NOT_READY,
-        ServerError.UNSUPPORTED_VERSION,
-        ServerError.SUBSCRIPTION_NOT_FOUND,
-        ServerError.CONSUMER_NOT_FOUND,
-        ServerError.INVALID_TOPIC_NAME,
+        ServerError.UnknownError,
+        ServerError.MetadataError,
+        ServerError.PersistenceError,
+        ServerError.ServiceNotReady,
+        ServerError.UnsupportedVersionError,
+        ServerError.SubscriptionNotFound,
+        ServerError.ConsumerNotFound,
+        ServerError.InvalidTopicName,
     }
 )
 
@@ -79,11 +78,6 @@ def _by_transport(url: str | None) -> tuple[str | None, str | None]:
     Clients read only their own.
     """
     return (None, url) if url is not None and url.startswith("pulsar+ssl:") else (url, None)
-
-
-def _wire(error: ServerError) -> WireError:
-    """Return the same code as protobuf's type."""
-    return cast("WireError", int(error))
 
 
 PING: Final = _framed(BaseCommand(ping=CommandPing()))
@@ -117,7 +111,7 @@ def success(request_id: int) -> bytes:
 def error(request_id: int, code: ServerError, message: str) -> bytes:
     """ERROR."""
     return _framed(
-        BaseCommand(error=CommandError(request_id=request_id, error=_wire(code), message=message))
+        BaseCommand(error=CommandError(request_id=request_id, error=code, message=message))
     )
 
 
@@ -175,7 +169,7 @@ def send_error(producer_id: int, sequence_id: int, code: ServerError, message: s
     entry again, forever.
     """
     body = CommandSendError(
-        producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message
+        producer_id=producer_id, sequence_id=sequence_id, error=code, message=message
     )
     return _framed(BaseCommand(send_error=body))
 
@@ -288,8 +282,8 @@ def refusal(
     `command` is Pulsar's name. In answers to a lookup use `METADATA_ERROR` for "not now": on
     `SERVICE_NOT_READY` clients close the whole connection.
     """
-    about: dict[str, object] = {"request_id": request_id, "error": _wire(code), "message": message}
-    failed = {"request_id": request_id, "error_code": _wire(code), "error_message": message}
+    about: dict[str, object] = {"request_id": request_id, "error": code, "message": message}
+    failed = {"request_id": request_id, "error_code": code, "error_message": message}
     match command:
         case "PARTITIONED_METADATA":
             about["response"] = CommandPartitionedTopicMetadataResponse.Failed

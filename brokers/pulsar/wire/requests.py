@@ -8,12 +8,12 @@ same `asked`, so never use an id alone as a key.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from hashlib import blake2b
 from typing import ClassVar, Final, NamedTuple
 
-from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.security.identity import Credentials
+from equipoise.channel.core.errors import PeerError
 
 
 class SubscriptionKind(IntEnum):
@@ -322,6 +322,40 @@ class TurnedAway:
     """The connection refused a command itself. Counted only."""
 
     what: str
+
+
+class Violation(StrEnum):
+    """Why this broker closed a connection; the label of the disconnection counter."""
+
+    TLS = "tls"
+    HTTP = "http"
+    FRAME_TOO_LARGE = "frame_too_large"
+    MALFORMED_FRAME = "malformed_frame"
+    MALFORMED_COMMAND = "malformed_command"
+    UNKNOWN_COMMAND = "unknown_command"
+    UNEXPECTED_COMMAND = "unexpected_command"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    UNKNOWN_PRODUCER = "unknown_producer"
+    NO_HANDSHAKE = "no_handshake"
+    NOT_AUTHENTICATED = "not_authenticated"
+    BUSY = "busy"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    NO_ANSWER = "no_answer"
+    NEVER_READS = "never_reads"
+    NO_ROOM = "no_room"
+
+
+class PulsarProtocolError(PeerError):
+    """A client violated the protocol. `Connection` never raises it, but returns `Ended`."""
+
+    def __init__(self, violation: Violation, problem: str) -> None:
+        """`problem` describes what the client sent or did not send."""
+        self.violation = violation
+        self.problem = problem
+        super().__init__(
+            f"a Pulsar client violated the protocol: {problem}; its connection is closed, and it"
+            " may connect again"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import pytest
 
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.jars import LocalKafkaError
 from compose.local_kafka.node import Ports, format_properties, handle, server_properties
+from equipoise.channel.core.errors import OperatorError
 
 PORTS = tuple(
     Ports(client=9092 + node, controller=9095 + node, proxied=9098 + node) for node in range(3)
@@ -59,7 +59,7 @@ def test_a_stopped_cluster_may_be_laid_out_anew_but_not_grow(tmp_path: Path) -> 
     assert "a=b" in (second.node(1).folder / "server.properties").read_text().splitlines()
     assert "127.0.0.1:20100" == Cluster.lay_out(tmp_path).address
     assert first.layout.cluster_id == second.layout.cluster_id
-    with pytest.raises(LocalKafkaError, match="the number of its nodes is 1, not 3"):
+    with pytest.raises(OperatorError, match="the number of its nodes is 1, not 3"):
         Cluster.lay_out(tmp_path, nodes=3)
 
 
@@ -82,7 +82,7 @@ def test_ports_of_three_nodes_do_not_overlap(tmp_path: Path) -> None:
 def test_a_layout_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> None:
     """The error names the folder."""
     (tmp_path / "layout.json").write_text(text)
-    with pytest.raises(LocalKafkaError, match="cannot be read"):
+    with pytest.raises(OperatorError, match="cannot be read"):
         Cluster.laid_out(tmp_path)
 
 

@@ -29,7 +29,7 @@ from equipoise.brokers.balancing.moves import MoveKind, MoveResult
 from equipoise.brokers.balancing.splitting.split_points import Excess
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
-from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.requests import Violation
 from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import PORTS, PROBLEMS

@@ -50,7 +50,6 @@ from equipoise.errors import (
     InvalidName,
     LogUnavailable,
     NotFound,
-    NotServed,
     OperatorError,
     OutcomeUnknown,
     Overloaded,
@@ -205,7 +204,7 @@ def advice(error: EquipoiseError) -> str | None:
             return f"{assert_type(error.waited_ms, int)} ms"
         case Overloaded():
             return f"{assert_type(error.limit, int)}"
-        case OwnershipLost() | NotServed():
+        case OwnershipLost():
             return assert_type(error.bundle, str)
         case BrokerUnreachable():
             return f"{assert_type(error.in_doubt, bool)}"

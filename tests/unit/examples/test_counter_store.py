@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.errors import CallerError, EquipoiseError, OperatorError, PeerError
+from equipoise.errors import CallerError, EquipoiseError, OperatorError, PeerError, StaleToken
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
-    StaleToken,
     Stored,
 )
 

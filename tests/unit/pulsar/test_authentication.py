@@ -19,8 +19,7 @@ from aiohttp import web
 from equipoise.brokers.http.app import served
 from equipoise.brokers.http.authentication import OPEN_PATHS
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from tests.pulsar.pulsar_speech import auth_response, connect, lookup
 from tests.unit.pulsar.test_fetching import HASTY, delivered, waiting
 from tests.unit.pulsar.wire_client import TOPIC, Member, brokers
@@ -105,7 +104,7 @@ async def test_a_refused_client_gets_an_error_and_is_counted_and_logged_once(
         client.write(connect(token=text) + lookup(1))
         error = (await client.receive(T.ERROR)).error
         await client.closed()
-        assert ([], ServerError.AUTHENTICATION_ERROR) == (client.names(), int(error.error))
+        assert ([], ServerError.AuthenticationError) == (client.names(), int(error.error))
         assert 1 == await refused(running.members[0], reason, "pulsar")
         (line,) = (each for each in caplog.records if each.msg == "disconnected a Pulsar client")
         assert "not_authenticated" == line.__dict__["reason"]
@@ -127,7 +126,7 @@ async def test_a_client_is_asked_for_a_fresh_token_and_refused_without_one(tmp_p
         client.write(auth_response(text))
         error = (await client.receive(T.ERROR)).error
         await client.closed()
-        assert (ServerError.AUTHENTICATION_ERROR, True) == (
+        assert (ServerError.AuthenticationError, True) == (
             int(error.error),
             "expired" in error.message,
         )

@@ -18,8 +18,7 @@ from aiohttp import web
 from equipoise.brokers.http.app import served
 from equipoise.brokers.http.authentication import ORIGINAL
 from equipoise.brokers.http.rights import need_of
-from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from equipoise.brokers.security.rights import READ, Right
 from tests.pulsar.pulsar_speech import connect, lookup
 from tests.unit.pulsar.test_authentication import ran
@@ -96,7 +95,7 @@ async def is_taken_on_the_wire(member: Member, asked: Asked, role: str) -> bool:
         else getattr(body, "error_code" if hasattr(body, "error_code") else "error", 0)
     )
     await client.close()
-    return int(code) != ServerError.AUTHORIZATION_ERROR
+    return int(code) != ServerError.AuthorizationError
 
 
 async def test_each_role_may_do_what_the_table_says_and_no_more(tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ async def test_a_revoked_right_ends_the_producer_and_refuses_the_next_one(
         assert 1 == (await client.receive(T.CLOSE_PRODUCER)).close_producer.producer_id
         client.ask_producer(2)
         error = (await client.receive(T.ERROR)).error
-        assert (ServerError.AUTHORIZATION_ERROR, True) == (
+        assert (ServerError.AuthorizationError, True) == (
             int(error.error),
             f"role '{role}' may not PRODUCER {TOPIC}" in error.message,
         )
@@ -226,7 +225,7 @@ async def test_a_revoked_right_ends_the_consumer(tmp_path: Path) -> None:
         )
         assert 1 == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id
         client.ask_consumer(2)
-        assert ServerError.AUTHORIZATION_ERROR == int((await client.receive(T.ERROR)).error.error)
+        assert ServerError.AuthorizationError == int((await client.receive(T.ERROR)).error.error)
         await client.producer(1)
 
 
@@ -283,7 +282,7 @@ async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(
         await changed(member, "DELETE", f"/admin/v2/namespaces/{NAMESPACE}/permissions/producer")
         goes_on.set()
         # It asks again, and is refused for good.
-        assert ServerError.METADATA_ERROR == int((await client.receive(T.ERROR)).error.error)
+        assert ServerError.MetadataError == int((await client.receive(T.ERROR)).error.error)
 
 
 async def test_behind_a_proxy_client_and_proxy_need_the_right(tmp_path: Path) -> None:
@@ -317,14 +316,14 @@ async def test_behind_a_proxy_client_and_proxy_need_the_right(tmp_path: Path) ->
             client = await member.client(handshake=False)
             client.write(connect(token=token(sender), original_principal=original or ""))
             if expected == 401:
-                assert ServerError.AUTHENTICATION_ERROR == int(
+                assert ServerError.AuthenticationError == int(
                     (await client.receive(T.ERROR)).error.error
                 )
                 continue
             await client.receive(T.CONNECTED)
             client.write(lookup(1, TOPIC))
             found = (await client.answer()).lookup_response
-            assert (expected == 403) == (found.error == int(ServerError.AUTHORIZATION_ERROR)), (
+            assert (expected == 403) == (found.error == int(ServerError.AuthorizationError)), (
                 sender,
                 original,
             )

@@ -12,12 +12,12 @@ from equipoise.brokers.agent.requests import CreateNamespace
 from equipoise.brokers.pulsar.connections import Pool
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandLookupTopicResponse,
     CommandPartitionedTopicMetadataResponse,
 )
+from equipoise.brokers.pulsar.wire.requests import Violation
 from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.ranges import even_boundaries
 from tests.house.house_rules import ROOT

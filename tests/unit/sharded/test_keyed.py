@@ -67,7 +67,7 @@ class MemoryStore:
         if self.pause is not None:
             await self.pause.wait()
         if token < self.states.get(f"{namespace}/{key}", (0, b""))[0]:
-            raise StaleToken(namespace=namespace, key=key, token=token)
+            raise StaleToken(key=f"{namespace}/{key}", token=token)
         self.states[f"{namespace}/{key}"] = token, state
         if self.breaks:
             raise OSError("no answer")

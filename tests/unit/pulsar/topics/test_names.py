@@ -12,7 +12,8 @@ from equipoise.brokers.pulsar.topics.names import (
     policy_of,
     served_topic,
 )
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.channel.core.ranges import topic_hash
 
 
@@ -57,14 +58,14 @@ def test_a_non_persistent_topic_is_served() -> None:
 def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(NotServed) as caught:
         served_topic(name)
-    assert ServerError.INVALID_TOPIC_NAME == caught.value.error
+    assert ServerError.InvalidTopicName == caught.value.error
 
 
 @pytest.mark.parametrize("name", ["persistent://public/default/t", "t", "public/default/t"])
 def test_a_persistent_topic_is_refused_with_its_non_persistent_name(name: str) -> None:
     with pytest.raises(NotServed, match="use non-persistent://public/default/t") as caught:
         served_topic(name)
-    assert ServerError.NOT_ALLOWED == caught.value.error
+    assert ServerError.NotAllowedError == caught.value.error
 
 
 def test_partition_counts_are_read_from_policies() -> None:

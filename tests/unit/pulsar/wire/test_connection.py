@@ -8,11 +8,11 @@ import pytest
 
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandSubscribe,
     KeySharedMeta,
+    ServerError,
 )
 from equipoise.brokers.pulsar.wire.requests import Asked, LookupAsked, Published
 from equipoise.channel.core.errors import Bug
@@ -75,7 +75,7 @@ def test_hash_ranges_beyond_the_bound_are_refused() -> None:
     connection = started()
     connection.receive(asked, 0)
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (5, ServerError.CONSUMER_ASSIGN_ERROR) == (
+    assert (5, ServerError.ConsumerAssignError) == (
         reply.error.request_id,
         int(reply.error.error),
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
 from equipoise.brokers.pulsar.wire.frames import (
     Frame,
     FrameReader,
@@ -17,6 +16,7 @@ from equipoise.brokers.pulsar.wire.frames import (
     frame,
     metadata_of,
 )
+from equipoise.brokers.pulsar.wire.requests import PulsarProtocolError, Violation
 from tests.pulsar.pulsar_speech import entry, with_checksum
 
 
