@@ -16,20 +16,17 @@ import orjson
 from equipoise.brokers.load.documents import decode_load
 from equipoise.channel.core.errors import PeerError
 from equipoise.shedder.loads import BundleTraffic, Load, Traffic, Use
-from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table
+from equipoise.spark_jobs.rules.facts import Raw
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.subjects import parsed
 
 Row = Mapping[str, str | int | float | None]
 
 
-def load_rows(document: bytes) -> tuple[Row, ...] | None:
-    """Return the rows of a load report, the broker's first and then one for each bundle in it, or
-    None for another document. A figure that is not a finite number is null.
+def load_rows(load: Load) -> tuple[Row, ...]:
+    """Return the rows of a load report, the broker's first and then one for each bundle in it. A
+    figure that is not a finite number is null.
     """
-    try:
-        load = decode_load(document)
-    except PeerError:
-        return None
     of_all: Row = {"broker": load.broker, "reported_at": load.at_ms}
     return (
         {**of_all, **_of_broker(load)},
@@ -84,31 +81,29 @@ def _figure(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def rows_of_note(arrival: Arrival) -> list[Emitted] | None:
-    """Return the rows of one note, with the source's own time; None for a malformed document."""
-    table = Table(arrival.source)
-    if table is Table.LOADS:
-        if arrival.value is None:
-            return []  # A broker that leaves deletes its report.
-        found = load_rows(arrival.value)
-        return (
-            None
-            if found is None
-            else [
-                _row(table, arrival, ordinal, orjson.dumps(body))
-                for ordinal, body in enumerate(found)
-            ]
-        )
-    raw = parsed(arrival.value or b"")
-    if raw is None or (
-        table is Table.SERVING
-        and not (type(raw.get("bundle")) is str and type(raw.get("broker")) is str)
-    ):
-        return None
-    return [_row(table, arrival, 0, arrival.value)]
+def content_of(note: Arrival) -> Load | Raw | None:
+    """Return what a note says: a load report, or a JSON object; None for a malformed document."""
+    if note.source == Source.LOADS:
+        if note.value is None:
+            return {}  # A broker that leaves deletes its report.
+        try:
+            return decode_load(note.value)
+        except PeerError:
+            return None
+    raw = parsed(note.value or b"")
+    is_named = raw is not None and all(type(raw.get(name)) is str for name in ("bundle", "broker"))
+    return raw if is_named or note.source != Source.SERVING else None
 
 
-def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Emitted:
-    return Emitted(
-        table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body
-    )
+def rows_of_note(note: Arrival) -> list[Emitted]:
+    """Return the rows of one note, with the source's own time; none for a malformed document."""
+    content, table = content_of(note), Table(note.source)
+    if isinstance(content, Load):
+        bodies: list[bytes | None] = [orjson.dumps(row) for row in load_rows(content)]
+    else:
+        bodies = [] if content is None or note.value is None else [note.value]
+    at_ms = max(note.at_ms, 0)
+    return [
+        Emitted(table, "", note.offset, ordinal, at_ms, None, None, None, body)
+        for ordinal, body in enumerate(bodies)
+    ]

@@ -51,7 +51,7 @@ from equipoise.spark_jobs.rules.memory import Stateful, StateRow
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.folding import Folding, Lost, ViewRows, view_from
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.notes import rows_of_note
+from equipoise.spark_jobs.sequence.notes import content_of, rows_of_note
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source, Table
 from equipoise.spark_jobs.sequence.snapshots import packed
 from equipoise.spark_jobs.sequence.subjects import (
@@ -263,7 +263,7 @@ class RowSequence(Sequence):
         """
         for arrival in arrivals:
             if arrival.source != _CHANNEL:
-                yield from rows_of_note(arrival) or ()
+                yield from rows_of_note(arrival)
             elif arrival.offset >= FIRST_OFFSET:
                 # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
@@ -377,24 +377,23 @@ class FactSequence(Sequence):
     def _facts_of_note(self, arrival: Arrival) -> Iterator[Fact]:
         """Yield the fact of a note. It has the log's time, so that checkers use one clock."""
         at_ms, view = self._time.now_ms, self.view
-        source, offset = arrival.source, arrival.offset
-        raw = parsed(arrival.value or b"")
-        if rows_of_note(arrival) is None:
+        content = content_of(arrival)
+        if content is None:
             self.facts_ms = at_ms
             if self._concerns(LOG):
                 yield Fact(
                     subject=LOG,
-                    source=source,
-                    offset=offset,
+                    source=arrival.source,
+                    offset=arrival.offset,
                     at_ms=at_ms,
-                    after={"event": "unreadable_note", "source": source},
+                    after={"event": "unreadable_note", "source": arrival.source},
                     context={"reached": max(view.offset, 0)},
                 )
-        elif raw is not None and source == Source.SERVING:
+        elif arrival.source == Source.SERVING and isinstance(content, Mapping):
             self.facts_ms = at_ms
-            bundle = raw["bundle"]
+            bundle = content["bundle"]
             who, entry = subject("bundle", bundle), view.bundles.get(bundle)
-            follows = self._membership.damage_of(bundle, raw.get("token"))
+            follows = self._membership.damage_of(bundle, content.get("token"))
             context: dict[str, object] = {
                 "begin": self._folding.begin,
                 "reached": view.offset,
@@ -406,10 +405,10 @@ class FactSequence(Sequence):
             if self._concerns(who):
                 yield Fact(
                     subject=who,
-                    source=source,
-                    offset=offset,
+                    source=arrival.source,
+                    offset=arrival.offset,
                     at_ms=at_ms,
-                    record=raw,
+                    record=content,
                     after=None if entry is None else bundle_in_fact(entry),
                     context=context,
                 )
