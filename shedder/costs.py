@@ -78,7 +78,7 @@ def with_declared(
     ]
 
 
-# Of what brokers can do: less CPU time says nothing of a unit, and more says what one takes.
+# Of what brokers can do: less CPU time proves nothing about a unit, and more shows what one takes.
 _CPU_SHARE_MIN: Final = 0.01
 _CPU_SHARE_SURE: Final = 0.1
 _UNKNOWN_SHARE: Final = 0.5

@@ -452,7 +452,7 @@ def broker_id_of(view: View, incarnation: int | None) -> str | None:
     return None if broker is None else broker.broker
 
 
-def foreseen(
+def predicted_round(
     cluster: ClusterSnapshot,
     settings: BalancingSettings,
     placement: Placement,

@@ -16,7 +16,7 @@ has renewed its lease `renewals` times with it. That clears the bundle. The rule
   only one. If more are suspects, or fail to open at present, the cause is not a bundle (a store
   that is away), and none is quarantined.
 
-A quarantine ends by itself, after `hold_ms` at first, or because an operator releases the bundle.
+A quarantine ends after `hold_ms` at first, or earlier because an operator releases the bundle.
 The row goes on in both cases: the next death or failed open quarantines the bundle again, each time
 for twice as long. The quarantines of suspects that cannot be told apart end one after the other, so
 that the next death shows which one it is.

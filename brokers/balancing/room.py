@@ -1,5 +1,6 @@
-"""Know what brokers have room for: no move of the balancer brings a broker above a limit, whatever
-it costs. Placement prefers brokers with room, because a bundle without an owner is worse off.
+"""Know what brokers have room for: no move of the balancer brings a broker above a limit, even
+if the load stays uneven. Placement prefers brokers with room, because a bundle without an owner is
+worse off.
 
 * Memory. A broker's use is what it reported, and what the bundles keep that have come since. What a
   bundle keeps is known only if its service reports it; otherwise the broker's own level decides.

@@ -158,7 +158,7 @@ def equipoise(
 
 
 _LAST: Final = ("admin_name", "timeout", "as_json")
-"""The options that end each command's list, in this order. All others stand in the place of their
+"""The options that end each command's list, in this order. All others are at the place of their
 set."""
 
 _ErrorsAsJson: Final = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON.")]

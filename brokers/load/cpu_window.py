@@ -19,7 +19,7 @@ from equipoise.shedder.loads import BundleLoad
 _PART_MS: Final = 10_000
 _KNOWN: Final = 0.5  # Of a window. A broker that has just started works hard at first.
 _ROOM_CORES: Final = 0.1  # What clocks may differ by.
-_CORES_MAX: Final = 10_000.0  # No broker has so many, whatever its services count.
+_CORES_MAX: Final = 10_000.0  # No broker has so many.
 
 
 class CpuWindow:

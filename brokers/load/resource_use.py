@@ -111,8 +111,8 @@ def resources_between(
 
 
 def default_capacity(cpu_cores: float | None, *, allowed: float) -> int:
-    """Return the capacity of a broker, in percent of a core. `cpu_cores` is what it is told that it
-    has, `allowed` what the system gives it. Without the former it computes on one core at most, as
+    """Return the capacity of a broker, in percent of a core. `cpu_cores` is what the setting says,
+    `allowed` what the system gives it. Without the former it computes on one core at most, as
     each Python process does.
     """
     return max(1, round(100 * (min(1.0, allowed) if cpu_cores is None else cpu_cores)))

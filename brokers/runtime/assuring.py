@@ -126,7 +126,7 @@ class AssuranceMessages:
 
 
 def assured_in(answer: object) -> Assured | None:
-    """Read an answer. Any other one than an assurance says nothing."""
+    """Read an answer. None if it is no assurance."""
     if not isinstance(answer, dict) or answer.get("assured") is not True:
         return None
     match answer:

@@ -31,8 +31,8 @@ _MARK: Final = "mark"
 _SNAPSHOT: Final = "snapshot"
 
 # The lock file begins with the id of the process that holds it, of at most ten digits. The instance
-# ids follow: whoever finds one there, in a file that nobody holds, knows that the process that
-# wrote it has ended, whatever happened to the path.
+# ids follow: an id in a file that nobody holds proves that the process that wrote it has ended,
+# also if the path changed.
 _PID_BYTES: Final = 20
 _LOCK_BYTES_MAX: Final = 8 * 1_024 * 1_024  # `INSTANCE_IDS_MAX`, each of 32 digits, take 2 MiB.
 

@@ -401,7 +401,7 @@ def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
 
 
 def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
-    """Return `error`, which ended a wait, or one that tells since when this broker has lost the
+    """Return `error`, which ended a wait, or one that says since when this broker has lost the
     channel.
     """
     lost_ms = agent.out_of_touch_ms(now)
@@ -462,7 +462,7 @@ def opened_question(tokens: Mapping[str, int], *, timeout_ms: int) -> Mapping[st
 
 
 def opened_in(answer: object) -> OpenedBundles:
-    """Read the answer of an owner. Another answer says nothing."""
+    """Read the answer of an owner. No bundles if the answer has another form."""
     if (
         not isinstance(answer, dict)
         or not isinstance(names := answer.get("open"), list)

@@ -319,7 +319,7 @@ def note_first(ownership: Ownership, note: Callable[[Evidence], None]) -> None:
     record = ownership._record  # noqa: SLF001
 
     def first(evidence: Evidence) -> None:
-        # Others may have begun beside it.
+        # Others may have begun meanwhile.
         if ownership._record is first:  # noqa: SLF001
             ownership._record = record  # noqa: SLF001
             note(evidence)

@@ -235,8 +235,8 @@ class Traces:
     # --- what is below what ---
 
     def _below(self, bundle: str) -> Context:
-        """Return the parent of what a bundle does next. Without one it begins a trace, whatever the
-        task or timer runs in.
+        """Return the parent of what a bundle does next. Without one it begins a trace, also if
+        the task or timer runs in another.
         """
         return self._latest.get(bundle, self._root)
 

@@ -79,7 +79,7 @@ class Worker:
     _finished: asyncio.Future[None] | None = None
     _releasing: asyncio.Task[None] | None = None
     ended: WorkerEnded | None = None
-    # Namespaces that this program creates. Nobody is told that they do not exist.
+    # Namespaces that this program creates. No answer says that they do not exist.
     promised: frozenset[str] = frozenset()
     calls = 0  # For keys, so far.
     log_id = ""  # The identity of the log, once it is open.

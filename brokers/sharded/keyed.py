@@ -133,7 +133,7 @@ def _misfit(error: PydanticSerializationError) -> str:
 
 
 def _plain(annotation: object) -> object:
-    """Return the type of a parameter without what is told about it to a framework."""
+    """Return the type of a parameter without what a framework reads about it."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 

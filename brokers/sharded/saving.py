@@ -255,7 +255,7 @@ class Saver(Generic[T]):
     def _begin_save(
         self, key: str, kept: Kept[T], encoded: bytes, *, token: int
     ) -> asyncio.Future[None]:
-        """Start a save. It ends by itself, also if nobody waits for it."""
+        """Start a save. It goes on to its end, also if nobody waits for it."""
 
         async def save() -> None:
             try:

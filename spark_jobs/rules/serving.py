@@ -176,7 +176,7 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
                 token=holder[0],
                 incarnation=holder[1],
                 since_ms=since_ms,
-                # A log's time that stands still says nothing of when this was.
+                # A log's time that stands still does not show when this was.
                 read_ms=_TIME_MS_MAX if fact.context.get("stands") else fact.at_ms,
             )
         )

@@ -116,7 +116,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """See `SupportsTriggerAvailableNow`: entries added after this call are not read."""
         self._until = self._opened("").ends()
 
-    # It bounds each batch by itself.
+    # It bounds each batch without a limit of Spark's.
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
         """See `DataSourceStreamReader.latestOffset`. Return `start` while the file is
         unavailable.

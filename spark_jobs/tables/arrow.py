@@ -127,7 +127,9 @@ def _header(body: bytes) -> Mapping[str, Any]:
 
 
 def _intervals(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
-    """Return intervals. What tells of the end is null in those that last: the newest state only."""
+    """Return intervals. Columns about the end are null in those that last, which only the newest
+    state has.
+    """
     lasts = pc.equal(rows["ordinal"], LASTING)
     newest = pc.max(rows.filter(lasts)["offset"])
     rows = rows.filter(pc.or_(pc.invert(lasts), pc.equal(rows["offset"], newest)))

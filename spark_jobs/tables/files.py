@@ -14,7 +14,7 @@ from equipoise.spark_jobs.sources.beginnings import replacing
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 
 AUDITED_FILE: Final = "audited.json"
-"""How far the audit of an archive has come, and of which log."""
+"""The offset that the audit of an archive has reached, and its log."""
 
 
 def folder_of(place: str | Path) -> Path | None:

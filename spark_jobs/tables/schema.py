@@ -197,7 +197,7 @@ _ALL: Final = (
         source=Source.CHANNEL,
         meaning=(
             "The periods in which a broker served a bundle. In those that have not ended, `day` and"
-            " all that tells of the end are null"
+            " all columns about the end are null"
         ),
         columns=(
             Column("log_offset", "long", "as `to_offset`; null while it lasts"),

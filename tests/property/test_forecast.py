@@ -24,7 +24,7 @@ from tests.shedding import plan_of
 BY_USE: Final = Measure(kind="use")
 
 
-def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
+def predicted(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
     """The forecast of a plan by use. A move without a destination gets any live broker, or none."""
     placed = {
         move.bundle: chance.choice(snapshot.live)
@@ -85,7 +85,7 @@ def test_the_standings_after_are_those_before_with_all_moves_carried_out(
     chance = random.Random(seed)
     snapshot = ruled(sound(chance), chance)
     plan = plan_of(strategy, snapshot)
-    forecast = foreseen(snapshot, plan, chance)
+    forecast = predicted(snapshot, plan, chance)
     model = carried_out(snapshot, forecast)
     for broker in forecast.brokers:
         assert model[broker.broker] == pytest.approx(shown(broker.after), rel=1e-9, abs=1e-6)
@@ -97,7 +97,7 @@ def test_a_round_without_moves_changes_nothing(seed: int, strategy: Policy) -> N
     chance = random.Random(seed)
     snapshot = ruled(spoiled(sound(chance), chance), chance)
     plan = plan_of(strategy, snapshot)
-    forecast = foreseen(snapshot, plan, chance)
+    forecast = predicted(snapshot, plan, chance)
     for broker in forecast.brokers:
         assert all(
             math.isfinite(figure) and figure >= 0

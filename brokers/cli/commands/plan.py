@@ -14,7 +14,7 @@ import typer
 
 from equipoise.brokers.balancing.controls import standing_controls
 from equipoise.brokers.balancing.forecast import Forecast
-from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, predicted_round
 from equipoise.brokers.balancing.saved_plans import read_plan, saved_plan
 from equipoise.brokers.balancing.settings.balancing_settings import (
     SHEDDERS,
@@ -85,7 +85,7 @@ def plan(
         now_ms = time.time_ns() // 1_000_000
         cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
-        strategy, forecast = foreseen(cluster, settings, placement, last=newest.get("shed"))
+        strategy, forecast = predicted_round(cluster, settings, placement, last=newest.get("shed"))
         saved = saved_plan(view, forecast.plan, settings.balancing)
         seen = ForecastBasis(
             plan=saved.id,

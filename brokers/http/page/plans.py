@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from equipoise.brokers.balancing.forecast import Forecast, Standing
-from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, predicted_round
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
 from equipoise.brokers.balancing.settings.balancing_settings import placement_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
@@ -106,7 +106,7 @@ def _planned(
     cluster = cluster_snapshot_of(view, loads, settings, now_ms=now_ms)
     placement = placement_of(settings, fresh(loads, settings, now_ms=now_ms))
     last = newest_by_kind(config.log_url).get("shed")
-    strategy, forecast = foreseen(cluster, settings, placement, last=last)
+    strategy, forecast = predicted_round(cluster, settings, placement, last=last)
     saved = saved_plan(view, forecast.plan, settings.balancing)
     return {"at_ms": now_ms, "strategy": strategy, **_document(saved, forecast)}
 

@@ -104,7 +104,7 @@ class Authentication:
         if self.identity is None and self._admit is not None:
             self._admit(checked)
         self.identity = checked
-        # A challenge would reach the client, whose answer says nothing about the proxy.
+        # A challenge would reach the client, whose answer proves nothing about the proxy.
         self._refreshes = self._refreshes and checked.proxy is None
         self._is_challenged = False
         if checked.valid_ms is None:

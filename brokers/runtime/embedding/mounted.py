@@ -133,8 +133,8 @@ class MountedHttp:
         )
         server, client = (request.get_extra_info(name) for name in ("sockname", "peername"))
         headers = _request_headers(request.raw_headers, server=server, client=client)
-        # aiohttp decompresses as long as somebody reads, and the broker refuses such a body by its
-        # head.
+        # aiohttp decompresses as long as somebody reads, and the broker refuses an encoded body by
+        # its head.
         is_encoded = request.body_exists and hdrs.CONTENT_ENCODING in request.headers
         answer: web.StreamResponse | None = None
         try:

@@ -343,8 +343,8 @@ class Balancing:
     # --- moves ---
 
     def _note_folded(self, folded: Folded) -> None:
-        """Note who comes and goes, and all moves, by any broker: a broker that becomes the leader
-        must not move at once what has just moved.
+        """Note brokers that join or leave, and all moves, by any broker: a new leader must not
+        move at once what has just moved.
         """
         self._outcomes.changed(folded.verdict.changes, self._worker.view)
         moved = moved_in(folded.verdict.changes)

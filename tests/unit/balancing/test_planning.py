@@ -16,11 +16,11 @@ from equipoise.brokers.balancing.planning import (
     OF_POLICIES,
     ClusterSnapshot,
     cluster_snapshot_of,
-    foreseen,
     fresh,
     groups_in_play,
     plan_round,
     policy_violations,
+    predicted_round,
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Isolation, Pattern, control_document, is_named
@@ -198,7 +198,7 @@ def test_each_shedder_has_its_settings_and_its_measure(
     """
     settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
     assert ("balancing", group, "weights", "placement") == groups_in_play(settings)
-    _, forecast = foreseen(seen(uneven_channel(), settings), settings, LeastCost())
+    _, forecast = predicted_round(seen(uneven_channel(), settings), settings, LeastCost())
     assert measure == forecast.measure.kind
 
 
@@ -207,7 +207,7 @@ def test_a_forecast_acts_where_the_leader_would_wait() -> None:
     cluster = seen(uneven_channel())
     snapshot = cluster.snapshot
     assert () == plan_of(TransferShedder(), snapshot).moves
-    strategy, forecast = foreseen(cluster, SETTINGS, LeastCost())
+    strategy, forecast = predicted_round(cluster, SETTINGS, LeastCost())
     assert ("TransferShedder", 3) == (strategy, len(forecast.plan.moves))
 
 
@@ -217,7 +217,7 @@ def test_a_forecast_keeps_to_the_budget_that_the_leader_has_left() -> None:
     last = with_plan(idle(NOW_MS), budget=Budget(most=1.0, used=0.75))
     used = []
     for each in (last, replace(last, broker="b"), replace(last, at_ms=0), None):
-        _, forecast = foreseen(cluster, settings, LeastCost(), last=each)
+        _, forecast = predicted_round(cluster, settings, LeastCost(), last=each)
         assert forecast.plan.budget is not None
         used.append(forecast.plan.budget.used >= 0.75)
     assert [True, False, False, False] == used, "only what it decided since it joined"
@@ -235,7 +235,7 @@ def test_placement_chooses_another_broker_than_the_owner() -> None:
     ).with_group("threshold", bytes_min=0)
     channel = uneven_channel()
     placement = placement_of(settings, {load.broker: load for load in loads(channel, PERCENTS)})
-    _, forecast = foreseen(seen(channel, settings), settings, placement)
+    _, forecast = predicted_round(seen(channel, settings), settings, placement)
     assert {"c"} == {move.destination for move in forecast.plan.moves}
     assert {move.bundle for move in forecast.plan.moves} == forecast.placed
 
@@ -546,7 +546,7 @@ def test_nothing_of_a_frozen_namespace_moves_for_load() -> None:
     assert {FROZEN} == {
         bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles
     }
-    strategy, forecast = foreseen(cluster, BalancingSettings(), LeastCost())
+    strategy, forecast = predicted_round(cluster, BalancingSettings(), LeastCost())
     assert ("BalancedShedder", ()) == (strategy, forecast.plan.moves)
 
 
@@ -587,7 +587,7 @@ def test_brokers_are_compared_with_those_that_serve_the_same(shedder: str) -> No
     percents = {"a": 95.0, "b": 20.0, "c": 5.0, "d": 5.0, "idle": 1.0}
     cluster = cluster_snapshot_of(channel.view, loads(channel, percents), settings, now_ms=NOW_MS)
     assert (frozenset({"a", "b", "idle"}), frozenset({"c", "d"})) == cluster.snapshot.pools
-    strategy, forecast = foreseen(cluster, settings, placement_of(settings, {}))
+    strategy, forecast = predicted_round(cluster, settings, placement_of(settings, {}))
     assert shedder == strategy
     assert {frozenset("ab")} == {frozenset(ends_of(move)) for move in forecast.plan.moves}
     assert forecast.forbidden == ()
