@@ -131,7 +131,7 @@ vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count 
 docs: setup ## Build the documentation as a site, site/index.html
 	@echo "== docs: mkdocs, as the group docs in pyproject.toml names it"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m uv run --quiet --isolated --frozen --only-group docs --python $(BIN)/python \
-	  python -m mkdocs --quiet build --strict --clean
+	  python -m mkdocs build --strict --clean # With --quiet, it would not count warnings.
 
 proto: setup ## Make the code of Pulsar's commands anew from equipoise/brokers/pulsar/wire/pulsar_api.proto
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"

@@ -1,5 +1,5 @@
-"""Draw state diagrams, and the tables of all benchmark results, while `make docs` builds the site,
-so that its pages load no script for them.
+"""Add to the pages of the site, while `make docs` builds it: state diagrams, so that pages load no
+script for them, the tables of all benchmark results, and links between the names of the API.
 """
 
 from __future__ import annotations
@@ -71,6 +71,21 @@ def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
         return "\n".join(peers(docs.parent / "tests" / "benchmarks" / "peers" / "results.json"))
 
     return re.sub(r"^\[(?:BENCHMARKS\((.+)\)|PEERS)\]$", tables, markdown, flags=re.MULTILINE)
+
+
+def on_page_content(content: str, **_: object) -> str:
+    """Return the HTML of a page, with links from the names of the API to what the page says of
+    them.
+    """
+    names = {
+        identifier.removeprefix("errors.").removeprefix("pytest."): f"equipoise.{identifier}"
+        for identifier in re.findall(r'id="equipoise\.([\w.]+)"', content)
+    }
+    return re.sub(
+        r"(?<!\">)<code>([A-Z][\w.]+)</code>",
+        lambda code: f'<a href="#{names[code[1]]}">{code[0]}</a>' if code[1] in names else code[0],
+        content,
+    )
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

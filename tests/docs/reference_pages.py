@@ -33,7 +33,6 @@ from equipoise.spark_jobs.rules.rule import Rule
 from equipoise.spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
 from tests.docs.markdown import WRITTEN_BY, cell, mermaid, table
 from tests.docs.openapi import document
-from tests.docs.python_page import python_page
 from tests.docs.record_schema import json_schema
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
@@ -578,7 +577,6 @@ def pages() -> dict[str, bytes]:
         "findings.md": findings_page().encode(),
         "archive.md": archive_page().encode(),
         "lifecycle.md": lifecycle_page().encode(),
-        "python.md": python_page().encode(),
         "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),
         "openapi.json": orjson.dumps(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.docs.code_blocks import PAGES
+from tests.docs.public_api import calls
 from tests.house.house_rules import ROOT
 
 DOCS: Final = ROOT / "docs"
@@ -27,10 +28,17 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    """Return the anchors of the headings of a page, and of the public names that the site shows."""
+    text = prose(page)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = re.findall(r"^::: (\S+)\.(\w+)$", text, re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    } | {
+        f"{module}.{call.name}"
+        for module, name in shown
+        for call in calls()
+        if call.name.partition(".")[0] == name
     }
 
 

@@ -13,7 +13,7 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.spark_jobs.tables.schema import SCHEMAS
 from tests.docs.openapi import document
-from tests.docs.python_page import calls
+from tests.docs.public_api import calls
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
