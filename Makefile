@@ -130,6 +130,7 @@ vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count 
 
 docs: setup ## Build the documentation as a site, site/index.html
 	@echo "== docs: mkdocs, as the group docs in pyproject.toml names it"
+	@$(BIN)/python -m tests.docs.reference_pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m uv run --quiet --isolated --frozen --only-group docs --python $(BIN)/python \
 	  python -m mkdocs build --strict --clean # With --quiet, it would not count warnings.
 

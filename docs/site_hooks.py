@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mermaidx
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
 
 
 def diagram(source: str, *_: object, **__: object) -> str:
@@ -61,16 +62,21 @@ def peers(results: Path) -> Iterator[str]:
             name = ""
 
 
-def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
-    """Return the text of a page, with tables in place of `[BENCHMARKS(FILE)]` and `[PEERS]`."""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Return the text of a page, with tables in place of `[BENCHMARKS(FILE)]` and `[PEERS]`, and
+    what `python -m tests.docs.reference_pages` has written for the page in place of `[REFERENCE]`.
+    """
     docs = Path(config["docs_dir"])
 
     def tables(match: re.Match[str]) -> str:
+        if match[0] == "[REFERENCE]":
+            return (docs.parent / "build" / page.file.src_uri).read_text(encoding="utf-8")
         if match[1]:
             return "\n".join(benchmarks(docs / "reference" / match[1]))
         return "\n".join(peers(docs.parent / "tests" / "benchmarks" / "peers" / "results.json"))
 
-    return re.sub(r"^\[(?:BENCHMARKS\((.+)\)|PEERS)\]$", tables, markdown, flags=re.MULTILINE)
+    places = r"^\[(?:BENCHMARKS\((.+)\)|PEERS|REFERENCE)\]$"
+    return re.sub(places, tables, markdown, flags=re.MULTILINE)
 
 
 def on_page_content(content: str, **_: object) -> str:

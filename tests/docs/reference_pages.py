@@ -1,11 +1,14 @@
-"""Write the pages of docs/reference that are derived from the code: `python -m
-tests.docs.reference_pages`.
+"""Write what docs/reference has from the code, and what `make docs` adds to it on the site: `python
+-m tests.docs.reference_pages`. With the name of a page, such as `findings.md`, print what the site
+adds to that page.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
@@ -41,10 +44,7 @@ if TYPE_CHECKING:
     from typer._click import Parameter
 
 FOLDER: Final = ROOT / "docs" / "reference"
-TABLES_WRITTEN_BY: Final = (
-    "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
-)
-
+BUILT: Final = ROOT / "build" / "reference"
 COMMON: Final = {
     "--log",
     "--kafka-config",
@@ -256,18 +256,12 @@ def field_lines(names: Iterable[str], model: Schema) -> str:
 
 
 def records_page() -> str:
-    """docs/reference/records.md."""
+    """What docs/reference/records.md shows: envelope, fields of each kind, reasons."""
     models = cast("Mapping[str, Schema]", json_schema()["$defs"])
     parts = [
-        "# Records of the channel",
-        WRITTEN_BY,
         (
-            "A record is one flat JSON object in UTF-8. Readers ignore unknown fields. `null` in a"
-            " field that is not required means that the field is absent. `true` is not an integer,"
-            " and neither is `1.0`. [records.schema.json](records.schema.json) has the same rules"
-            " as a JSON schema; rules that concern several fields are text in both places. Unless a"
-            " field says otherwise, it is optional, an integer is from 0 to 2^63 - 1, and a text"
-            f" has 1 to {TEXT_CHARACTERS_MAX} characters."
+            "Unless a field says otherwise, it is optional, an integer is from 0 to 2^63 - 1, and a"
+            f" text has 1 to {TEXT_CHARACTERS_MAX} characters."
         ),
         "## The envelope",
         (
@@ -362,17 +356,8 @@ def finding(rule: Rule) -> str:
 
 
 def findings_page() -> str:
-    """docs/reference/findings.md."""
+    """What docs/reference/findings.md shows: remedies, and the rules by their subjects."""
     parts = [
-        "# Findings of the audit",
-        WRITTEN_BY,
-        (
-            "`equipoise audit` checks the channel with an independent implementation of the"
-            " rules, and reports where a promise was not kept. Each finding names one of the rules"
-            " below, its subject, the offsets of the records, and the command that shows them."
-            " `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at"
-            " it today. `notice`: good to know. What to do about several of them:"
-        ),
         "\n".join(f"* *{name}*: {remedy}" for remedy, name in REMEDIES.items()),
     ]
     for kind, about in FINDINGS_ABOUT.items():
@@ -394,10 +379,7 @@ def findings_page() -> str:
 
 
 def archive_page() -> str:
-    """docs/reference/archive.md: the tables as their schemas tell them, below what somebody wrote
-    of all of them by hand.
-    """
-    by_hand = (FOLDER / "archive.md").read_text(encoding="utf-8").partition(TABLES_WRITTEN_BY)[0]
+    """What docs/reference/archive.md shows: the columns of each table."""
     columns = {
         schema.table: [
             f"* `{column.name}` {SQL_TYPES[column.type]}: {column.meaning}"
@@ -411,7 +393,6 @@ def archive_page() -> str:
     }
     shared = [line for line in uses if line in often.values()]
     parts = [
-        by_hand + TABLES_WRITTEN_BY,
         "Unless a table describes them itself, these columns mean:",
         "\n".join(shared),
     ]
@@ -451,7 +432,7 @@ def option(parameter: Parameter) -> str:
 
 
 def commands_page() -> str:
-    """Return docs/reference/commands.md, with the options of several commands once."""
+    """What docs/reference/commands.md shows, with the options of several commands once."""
     own = {
         name: [
             parameter
@@ -472,14 +453,7 @@ def commands_page() -> str:
     }
     shared_in = {group: shared_in_group(group, own) - shared for group in GROUPS_OF_COMMANDS}
     parts = [
-        "# Commands and options",
-        WRITTEN_BY,
-        (
-            "`equipoise COMMAND --help` says more about each. [The command line](cli.md) describes"
-            " exit codes, signals, and the options of nearly all commands: `--log`,"
-            " `--kafka-config`, `--kafka-config-file`, `--json`, `--timeout`, and `--as` for"
-            " changes. These are the options that several commands have:"
-        ),
+        "These are the options that several commands have:",
         "\n".join(line for line in uses if line in shared),
     ]
     group = ""
@@ -570,14 +544,10 @@ def limits(field: Schema) -> str:
 
 
 def pages() -> dict[str, bytes]:
-    """Every page that is drawn from the code, by its name in docs/reference."""
+    """Every file that is drawn from the code and kept, by its name in docs/reference."""
     return {
         "broker-settings.md": broker_settings_page().encode(),
-        "commands.md": commands_page().encode(),
-        "findings.md": findings_page().encode(),
-        "archive.md": archive_page().encode(),
         "lifecycle.md": lifecycle_page().encode(),
-        "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),
         "openapi.json": orjson.dumps(
             document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -588,6 +558,30 @@ def pages() -> dict[str, bytes]:
     }
 
 
-if __name__ == "__main__":
+@cache
+def parts_of_site() -> dict[str, str]:
+    """What the site shows in place of `[REFERENCE]`, by the name of the page in docs/reference."""
+    return {
+        "archive.md": archive_page(),
+        "commands.md": commands_page(),
+        "findings.md": findings_page(),
+        "records.md": records_page(),
+    }
+
+
+def main(names: Sequence[str]) -> None:
+    """Write what is kept, and what `make docs` needs; or print what the site shows on pages."""
+    parts = parts_of_site()
+    for name in names:
+        sys.stdout.write(parts[name])
+    if names:
+        return
     for name, text in pages().items():
         (FOLDER / name).write_bytes(text)
+    BUILT.mkdir(parents=True, exist_ok=True)
+    for name, part in parts.items():
+        (BUILT / name).write_text(part, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -12,6 +12,7 @@ import yaml
 
 from tests.docs.code_blocks import PAGES
 from tests.docs.public_api import calls
+from tests.docs.reference_pages import parts_of_site
 from tests.house.house_rules import ROOT
 
 DOCS: Final = ROOT / "docs"
@@ -29,7 +30,7 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings of a page, and of the public names that the site shows."""
-    text = prose(page)
+    text = prose(page).replace("[REFERENCE]", parts_of_site().get(page.name, ""))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     shown = re.findall(r"^::: (\S+)\.(\w+)$", text, re.MULTILINE)
     return {
