@@ -13,14 +13,13 @@ from dataclasses import asdict, replace
 from typing import Final
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
+from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.side_topics import DECISIONS, DOCUMENT_BYTES_MAX
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.side_log import Document, newest, read_on
 from equipoise.channel.log.open_log import open_side_log
-from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 
 _SEARCHED_MAX: Final = 1_000
 """Decisions searched for what became of a bundle: some hours."""
@@ -29,7 +28,7 @@ _BETWEEN_ROUNDS_MAX: Final = 100
 """Decisions searched for the newest of each kind: between two rounds of the leader, all brokers
 record their splits and merges."""
 
-_idle: Final = TypeAdapter(Idle)
+_decision: Final = TypeAdapter(Decision)
 
 
 class DecisionLog:
@@ -115,34 +114,6 @@ def last_outcome_and_stay(
     )
 
 
-class _Count(BaseModel):
-    result: str
-    cause: str
-    number: int
-
-
-class _Document(BaseModel):
-    at_ms: int
-    broker: str
-    kind: Kind
-    strategy: str
-    result: str
-    cause: str
-    reason: str | None
-    is_idle: bool
-    mean: float | None
-    deviation: float | None
-    deviation_after: float | None
-    moves: tuple[Move, ...]
-    moves_left_out: int
-    stays: tuple[Stay, ...]
-    stays_left_out: int
-    counted: tuple[_Count, ...]
-    budget: Budget | None
-    brokers: tuple[BrokerOutcome, ...]
-    durations_ms: dict[str, int]
-
-
 def document_of(decision: Decision) -> dict[str, object]:
     """Return the document of a decision. It is valid JSON except for figures that are not
     finite.
@@ -199,27 +170,11 @@ def _shortened(decision: Decision) -> Decision:
 def decode(data: bytes) -> Decision | None:
     """Decode a decision, or return None if the document holds none. Ignore unknown fields."""
     try:
-        document = _Document.model_validate_json(data)
-        idle = _idle.validate_json(data) if document.is_idle else None
-    except ValidationError:
+        document = orjson.loads(data)
+        plan = {**document, "idle": document if document["is_idle"] else None}
+        counted = {
+            (count["result"], count["cause"]): count["number"] for count in document["counted"]
+        }
+        return _decision.validate_python({**document, "plan": plan, "counted": counted})
+    except (ValueError, KeyError, TypeError):
         return None
-    return Decision(
-        at_ms=document.at_ms,
-        broker=document.broker,
-        kind=document.kind,
-        strategy=document.strategy,
-        plan=Plan(
-            moves=document.moves,
-            stays=document.stays,
-            idle=idle,
-            mean=document.mean,
-            deviation=document.deviation,
-            deviation_after=document.deviation_after,
-            budget=document.budget,
-        ),
-        moves_left_out=document.moves_left_out,
-        stays_left_out=document.stays_left_out,
-        counted={(count.result, count.cause): count.number for count in document.counted},
-        brokers=document.brokers,
-        durations_ms=document.durations_ms,
-    )

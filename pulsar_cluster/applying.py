@@ -6,7 +6,6 @@ outcome. One process has it at a time.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -14,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final
 
 from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
+from equipoise.channel.system.clocks import unix_ms
+from equipoise.channel.system.file_system import locked_file
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import (
@@ -153,13 +154,13 @@ def apply_plan(
                 looked_s = time.monotonic()
             # A look may take long. What arrived meanwhile is read before a move is given up.
             _fold(moving, table, read)
-            moving.expire(_now_ms(), table.bundles)
-            for move in moving.due(table.bundles, _now_ms()):
+            moving.expire(unix_ms(), table.bundles)
+            for move in moving.due(table.bundles, unix_ms()):
                 assert move.destination is not None, "each move of a saved plan has one"
                 elsewhere = _why_elsewhere(admin, move)
                 if elsewhere is not None:
                     audit.note("not sent", plan=plan.id, bundle=move.bundle, problem=elsewhere)
-                    moving.answered(move.bundle, elsewhere, in_doubt=False, now_ms=_now_ms())
+                    moving.answered(move.bundle, elsewhere, in_doubt=False, now_ms=unix_ms())
                     break
                 audit.note(
                     "request",
@@ -185,7 +186,7 @@ def apply_plan(
 def _fold(moving: Moving, table: Table, read: Read) -> None:
     try:
         for message in read():
-            moving.see(table.fold(message), _now_ms())
+            moving.see(table.fold(message), unix_ms())
     except PeerError as error:
         moving.stop(f"the channel cannot be read: {error}")
         time.sleep(_UNREADABLE_S)
@@ -221,7 +222,7 @@ def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[Non
         audit.note(
             "answer", plan=moving.plan.id, bundle=bundle, problem=str(error), in_doubt=in_doubt
         )
-        moving.answered(bundle, str(error), in_doubt=in_doubt, now_ms=_now_ms())
+        moving.answered(bundle, str(error), in_doubt=in_doubt, now_ms=unix_ms())
     else:
         audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=None)
 
@@ -256,10 +257,6 @@ def settings_of_leader(admin: PulsarAdmin) -> Mapping[str, str]:
         with suppress(RequestFailed):
             return admin.settings(leader)
     return admin.settings()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # --- the audit file ---
@@ -318,38 +315,14 @@ def audit_file(path: Path, *, plan: Path | None) -> Iterator[AuditFile]:
     """
     with ExitStack() as stack:
         if plan is not None:
-            stack.enter_context(
-                _locked(
-                    plan, "rb", f"another process applies the plan {plan}; wait until it has ended"
-                )
-            )
-        file = _locked(
-            path,
-            "a+b",
-            f"another process applies a plan with the audit file {path}; wait until it has ended",
-        )
+            held = f"another process applies the plan {plan}; wait until it has ended"
+            stack.enter_context(locked_file(plan, "rb", what="the plan", held=held))
+        held = f"another process applies a plan with the audit file {path}; wait until it has ended"
+        file = locked_file(path, "a+b", what="the audit file", held=held)
         stack.enter_context(file)
         if file.tell() and not _ends_whole(file):
             file.write(b"\n")
         yield AuditFile(file, path)
-
-
-def _locked(path: Path, mode: Literal["rb", "a+b"], held: str) -> BinaryIO:
-    """Open a file that is locked until it is closed. Raises `PeerError` with the text `held` if
-    another process has the lock.
-    """
-    try:
-        file = path.open(mode)
-    except OSError as error:
-        raise OperatorError(
-            f"the file {path} cannot be opened: {error.strerror}; name another one"
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise PeerError(held) from error
-    return file
 
 
 def _ends_whole(file: BinaryIO) -> bool:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -23,9 +22,10 @@ from urllib.parse import quote
 
 import orjson
 
-from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.channel.core.errors import CallerError, OperatorError
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.inspect.story import overlaps
+from equipoise.channel.system.file_system import locked_file
 from equipoise.pulsar_cluster.reading import Read
 from equipoise.pulsar_cluster.records import Message, Report, message_of
 from equipoise.pulsar_cluster.table import Table
@@ -250,7 +250,13 @@ def open_archive(path: Path, *, create_for: str | None = None) -> Iterator[Archi
     with ExitStack() as stack:
         try:
             if create_for is not None:
-                stack.enter_context(_locked(path))
+                # Not a lock of SQLite's. It is closed after the connection: to close a descriptor
+                # of a database ends SQLite's own locks.
+                held = (
+                    f"another `equipoise pulsar record` writes to {path}; wait until it has ended,"
+                    " or name another file"
+                )
+                stack.enter_context(locked_file(path, "ab", what="the archive", held=held))
             connection = sqlite3.connect(
                 _uri(path, writes=create_for is not None),
                 uri=True,
@@ -301,29 +307,6 @@ def _checked(path: Path, connection: sqlite3.Connection, create_for: str | None)
             " another file"
         )
     return archive
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let no other process record into the file meanwhile. The lock is not one of SQLite's. It ends
-    with the process.
-    """
-    # Closed after the connection: to close a descriptor of a database ends SQLite's own locks.
-    try:
-        file = path.open("ab")
-    except OSError as error:
-        raise OperatorError(
-            f"the archive {path} cannot be written: {error.strerror}; name another file"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PeerError(
-                f"another `equipoise pulsar record` writes to {path}; wait until it has ended, or"
-                " name another file"
-            ) from error
-        yield
 
 
 def _uri(path: Path, *, writes: bool) -> str:

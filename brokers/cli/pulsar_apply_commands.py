@@ -17,8 +17,9 @@ from equipoise.brokers.cli.options import existing_file, file
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import Row, print_heading, print_json, print_line, print_wrapped
 from equipoise.brokers.cli.pulsar_options import Cluster
-from equipoise.brokers.cli.pulsar_plan_commands import live_on, now_ms
+from equipoise.brokers.cli.pulsar_plan_commands import live_on
 from equipoise.brokers.errors import counted
+from equipoise.channel.system.clocks import unix_ms
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.applying import (
@@ -117,7 +118,7 @@ def apply(
     with live_on(cluster, admin) as live:
         saved, notes = given, list[str]()
         if saved is None or options.resume:
-            now = Now(live.table.bundles, admin.brokers(), admin.leader(), now_ms())
+            now = Now(live.table.bundles, admin.brokers(), admin.leader(), unix_ms())
             entries = entries_in(audit)
             saved, notes = (
                 undoing(entries, now, cluster.address.service_url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from equipoise.brokers.cli.output import (
 from equipoise.brokers.cli.pulsar_options import Cluster
 from equipoise.brokers.errors import counted, no_fresh_load
 from equipoise.channel.core.errors import CallerError
+from equipoise.channel.system.clocks import unix_ms
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.planning import EVEN, ClusterPlan, command_of, plan_moves
 from equipoise.pulsar_cluster.planning import Cluster as PlannedFor
@@ -96,7 +96,7 @@ def plan(
         )
     saved = SavedPlan(
         source=source,
-        made_ms=now_ms(),
+        made_ms=unix_ms(),
         leader=leader,
         members=tuple(sorted(known.members)),
         moves=planned.moves,
@@ -130,12 +130,12 @@ def _gathered(
         ):
             live.await_reports(admin, wait_ms, note)
             known = cluster_of(live.table, live.reports, admin, may_measure=may_measure)
-            return known, _unknown(admin, known, live.table), now_ms()
+            return known, _unknown(admin, known, live.table), unix_ms()
     with open_archive(Path(source)) as archive:
         table, reports = archived(archive)
         if admin is not None:
             known = cluster_of(table, reports, admin, may_measure=may_measure)
-            return known, _unknown(admin, known, table), now_ms()
+            return known, _unknown(admin, known, table), unix_ms()
         notes = [
             (
                 "isolation policies and anti-affinity groups are not known, because --admin was not"
@@ -144,8 +144,8 @@ def _gathered(
         ]
         last_ms = max((report.at_ms for report in archive.reports()), default=None)
         if last_ms is None:
-            return cluster_in(archive, table, reports), notes, now_ms()
-        age_h = (now_ms() - last_ms) / _HOUR_MS
+            return cluster_in(archive, table, reports), notes, unix_ms()
+        age_h = (unix_ms() - last_ms) / _HOUR_MS
         notes += [
             (
                 f"the plan is as of the last load report in the archive, at {local_time(last_ms)},"
@@ -203,11 +203,6 @@ def _conclusion(settings: BalancingSettings, planned: ClusterPlan, known: Planne
         f"{text}. What deviation it leaves is not known: nobody knows the load of {count};"
         f" {_settled(known)}."
     )
-
-
-def now_ms() -> int:
-    """Return the present Unix time."""
-    return time.time_ns() // 1_000_000
 
 
 def live_on(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCluster]:

@@ -15,6 +15,7 @@ from equipoise.brokers.balancing.controls import maintenances_in, why_frozen
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.named import patterns_of
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
+from equipoise.brokers.balancing.planning import broker_id_of
 from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
     FAILURE_DOMAIN,
@@ -160,9 +161,9 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
     return {
         "bundle": bundle.name,
         "state": bundle.state,
-        "owner": broker_id(view, bundle.owner),
-        "source": broker_id(view, bundle.source),
-        "serves": broker_id(view, bundle.server),
+        "owner": broker_id_of(view, bundle.owner),
+        "source": broker_id_of(view, bundle.source),
+        "serves": broker_id_of(view, bundle.server),
         "token": bundle.token,
         "last": bundle.last,
         "algorithm": bundle.algorithm,
@@ -283,13 +284,6 @@ def view_document(view: View) -> Row:
         ],
         "policies": {name: dict(view.policies[name].document) for name in sorted(view.policies)},
     }
-
-
-def broker_id(view: View, incarnation: int | None) -> str | None:
-    """Return the id of the broker with this incarnation, or None. Bundles name only live
-    incarnations.
-    """
-    return None if incarnation is None else view.live[incarnation].broker
 
 
 _KEYS: Final = {"brokers": "broker", "namespaces": "namespace", "bundles": "bundle"}

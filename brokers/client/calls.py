@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -32,7 +31,7 @@ from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
-from equipoise.channel.system.clocks import Deadline
+from equipoise.channel.system.clocks import Deadline, now_ms
 
 UNANSWERED_MAX: Final = 128
 """Requests at a time to one address. At 5 ms each they are 25,000/s, more than one program answers.
@@ -159,7 +158,7 @@ class Calls:
         while True:
             peer = named or await self._owner(call, deadline, problem)
             address = peer.http_url.rstrip("/")
-            spared_ms = self._breakers.wait_ms(address, _now_ms())
+            spared_ms = self._breakers.wait_ms(address, now_ms())
             if spared_ms:
                 named, problem = None, problem or f"{address} took no connection lately"
                 await _pause(min(spared_ms, _LOOK_MS), deadline)
@@ -250,7 +249,7 @@ class Calls:
                     call.method, url, headers, body, min(CONNECT_S_MAX, left_s)
                 )
         except _NOT_SENT as error:
-            is_open = self._breakers.failed(address, _now_ms())
+            is_open = self._breakers.failed(address, now_ms())
             return _Failure(
                 outcome=RequestOutcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open
             )
@@ -310,10 +309,6 @@ class Calls:
             return Response(
                 status_code=response.status, headers=response.headers, content=await response.read()
             )
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 async def _pause(ms: int, deadline: Deadline) -> None:

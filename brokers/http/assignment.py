@@ -28,6 +28,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.controls import why_frozen
 from equipoise.brokers.balancing.named import namespace_named, patterns_of, server_of
+from equipoise.brokers.balancing.planning import broker_id_of
 from equipoise.brokers.balancing.policies import Maintenance, domain_of, domains_in
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.http.answers import JSON, done
@@ -102,9 +103,9 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
         "high": bundle.high,
         "state": bundle.state,
         "phase": bundle.phase,
-        "owner": _id_of(view, bundle.owner),
+        "owner": broker_id_of(view, bundle.owner),
         "owner_incarnation": bundle.owner,
-        "source": _id_of(view, bundle.source),
+        "source": broker_id_of(view, bundle.source),
         "source_incarnation": bundle.source,
         "token": bundle.token,
         "last": bundle.last,
@@ -147,12 +148,6 @@ def broker_document(
         "renew_ms": joined.renew_ms,
         "grace_ms": joined.grace_ms,
     }
-
-
-def _id_of(view: View, incarnation: int | None) -> str | None:
-    """Return the broker id of a live incarnation. All incarnations in a bundle are live."""
-    broker = None if incarnation is None else view.live.get(incarnation)
-    return None if broker is None else broker.broker
 
 
 POLL_MS_DEFAULT: Final = 30_000

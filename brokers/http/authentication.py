@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
@@ -32,6 +31,7 @@ from equipoise.brokers.security.identity import (
     Surface,
 )
 from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
+from equipoise.channel.system.clocks import now_ms
 
 ORIGINAL: Final = "X-Original-Principal"
 """The role of the client behind a Pulsar Proxy."""
@@ -50,7 +50,6 @@ _BASIC_REALM: Final = 'Basic realm="equipoise", charset="UTF-8"'
 # Nobody knows when a role closes one of its connections.
 _AGAIN_MS: Final = 1_000
 
-_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 _MILLISECONDS_PER_SECOND: Final = 1_000
 
 
@@ -198,8 +197,3 @@ def _refused(request: web.Request, problem: str, wait_ms: int) -> web.Response:
     )
     answer.headers[hdrs.RETRY_AFTER] = str(wait_s)
     return answer
-
-
-def now_ms() -> int:
-    """Return the clock of the limits, which the Pulsar port has, too."""
-    return time.monotonic_ns() // _NANOSECONDS_PER_MILLISECOND

@@ -25,6 +25,7 @@ from equipoise.brokers.http.answers import JSON, Refusal, problem_answer
 from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.hosts import host_in
 
 # These methods change nothing, and the browser hides the answers from foreign pages. It does not
 # hide what comes through a WebSocket.
@@ -89,7 +90,7 @@ class Guard:
         """
         own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
         self._takes_strangers = config.authentication or config.insecure
-        self._names = frozenset(map(_plain, (*own, *filter(None, map(_host_in, advertised)))))
+        self._names = frozenset(map(_plain, (*own, *filter(None, map(host_in, advertised)))))
 
     def refusal(self, head: RequestHead) -> Refusal | None:
         """Return why a request is refused; None if a handler may have it."""
@@ -253,13 +254,6 @@ def _name_in(host: str) -> str:
     """Return the name in a Host header, without its port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return _plain(name)
-
-
-def _host_in(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # Programs may advertise anything.
-        return None
 
 
 def _plain(name: str) -> str:

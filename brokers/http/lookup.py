@@ -145,7 +145,7 @@ class Lookup:
         ready_view(self._worker)
         name, point = topic.namespace, topic_hash(topic.full)
         timeout_ms = self._worker.config.lookup_ms
-        bundle = await self._worker.known(
+        bundle = await self._worker.router.known(
             name,
             lambda view: view.bundle_at(name, point),
             timeout_ms=timeout_ms,

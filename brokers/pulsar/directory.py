@@ -140,7 +140,7 @@ class Directory:
         """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's
         view stays too old to deny it.
         """
-        return await self._worker.known(
+        return await self._worker.router.known(
             name,
             lambda view: view.namespaces.get(name),
             timeout_ms=self._service.settings.hold_ms,

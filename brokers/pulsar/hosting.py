@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from equipoise.brokers.balancing.splitting.split_points import TopicLoad
-from equipoise.brokers.pulsar.served import Counts, Deadlines, Served, now_ms
+from equipoise.brokers.pulsar.served import Counts, Deadlines, Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.clients import Consumer, Link
 from equipoise.brokers.pulsar.topics.names import partition_of
@@ -21,6 +21,7 @@ from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
+from equipoise.channel.system.clocks import now_ms
 from equipoise.shedder.loads import BundleLoad, Messaging
 
 

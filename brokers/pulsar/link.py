@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final, Protocol, cast
 
 from equipoise.brokers.pulsar.connections import Connections
-from equipoise.brokers.pulsar.served import Served, now_ms
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.topics.clients import Consumer, Producer, Receipt
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
@@ -30,6 +30,7 @@ from equipoise.brokers.security.gate import Certificate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.limits import Limit, of_role
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, Need
+from equipoise.channel.system.clocks import now_ms
 
 # The version prefix of Pulsar's Java client.
 _JAVA: Final = "Pulsar-Java"

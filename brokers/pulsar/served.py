@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -22,6 +21,7 @@ from equipoise.brokers.pulsar.topics.throttling import Patience
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicState
 from equipoise.brokers.pulsar.wire.requests import Sent
 from equipoise.brokers.runtime.service import Ownership, OwnershipLost, Work
+from equipoise.channel.system.clocks import now_ms
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -31,11 +31,6 @@ _AGAIN_MS: Final = 100
 # All topics of a bundle are due in the same millisecond. One turn of the loop handles them for this
 # long, plus one topic's step; the rest follow in the next turn.
 _TURN_MS: Final = 20
-
-
-def now_ms() -> int:
-    """Return the monotonic clock of topics and connections in milliseconds."""
-    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.rights import Rights
 from equipoise.brokers.pulsar.schemas import ClusterSchemas
-from equipoise.brokers.pulsar.served import Served, now_ms
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.session import Parts, Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
@@ -30,6 +30,7 @@ from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.brokers.runtime.worker import Lookups, Worker
 from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.system.clocks import now_ms
 
 _logger: Final = logging.getLogger(__name__)
 

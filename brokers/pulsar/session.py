@@ -23,7 +23,7 @@ from equipoise.brokers.pulsar.directory import Admission, Directory
 from equipoise.brokers.pulsar.link import ClientLink
 from equipoise.brokers.pulsar.rights import Guarded, Rights
 from equipoise.brokers.pulsar.schemas import ClusterSchemas
-from equipoise.brokers.pulsar.served import Served, now_ms, send_active_changes
+from equipoise.brokers.pulsar.served import Served, send_active_changes
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.topics.clients import ActiveChange, Consumer, Meter, Producer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
@@ -31,7 +31,6 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.throttling import Patience
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire import replies
-from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import (
     NOT_ANSWERED,
     NotServed,
@@ -49,6 +48,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     CreationCancelled,
     CredentialsSent,
     Damaged,
+    Elsewhere,
     Ended,
     Flowed,
     LookupAsked,
@@ -68,6 +68,7 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.channel.system.clocks import now_ms
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -92,37 +92,54 @@ class AssuranceMessages:
             del self._asking[broker]
 
     async def _ask(self, question: AskAssurance) -> None:
-        try:
-            answer = await self._answer(question)
-        except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):
-            return  # As good as a refusal: an invalid address, no JSON, or no address for a token.
+        url = f"{own_http(question.broker.joined.addresses)}{ASSURANCE_PATH}"
+        body = {
+            "cluster": self._cluster,
+            "asker": question.asker,
+            "asked": question.broker.incarnation,
+            "number": question.number,
+        }
+        timeout = aiohttp.ClientTimeout(
+            total=_ASK_MS_MAX / 1_000, sock_connect=_CONNECT_MS_MAX / 1_000
+        )
+        answer = await answer_of(
+            url,
+            body,
+            within=timeout,
+            own_token=self._own_token,
+            tls=self._tls(),
+            bytes_max=_ANSWER_BYTES_MAX,
+        )
         event = assured_in(answer)
         if event is not None:
             self._step(event)
 
-    async def _answer(self, question: AskAssurance) -> object:
-        url = f"{own_http(question.broker.joined.addresses)}{ASSURANCE_PATH}"
-        timeout = aiohttp.ClientTimeout(
-            total=_ASK_MS_MAX / 1_000, sock_connect=_CONNECT_MS_MAX / 1_000
-        )
-        body = orjson.dumps(
-            {
-                "cluster": self._cluster,
-                "asker": question.asker,
-                "asked": question.broker.incarnation,
-                "number": question.number,
-            }
-        )
-        headers = {"Content-Type": "application/json", **self._own_token.headers(url)}
+
+async def answer_of(
+    url: str,
+    question: Mapping[str, object],
+    *,
+    within: aiohttp.ClientTimeout,
+    own_token: OwnToken,
+    tls: ClientTls,
+    bytes_max: int = -1,
+) -> object:
+    """Ask another broker with a JSON document. Return that of its answer, of at most `bytes_max`
+    bytes; None if it does not answer so, or has no address for the token.
+    """
+    try:
+        headers = {"Content-Type": "application/json", **own_token.headers(url)}
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=within) as session,
             session.post(
-                url, data=body, headers=headers, allow_redirects=False, ssl=self._tls()
+                url, data=orjson.dumps(question), headers=headers, allow_redirects=False, ssl=tls
             ) as response,
         ):
             if response.status != HTTPStatus.OK:
                 return None
-            return orjson.loads(await response.content.read(_ANSWER_BYTES_MAX))
+            return orjson.loads(await response.content.read(bytes_max))
+    except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):
+        return None
 
 
 def assured_in(answer: object) -> Assured | None:

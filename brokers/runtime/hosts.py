@@ -1,10 +1,11 @@
-"""Tell hosts and addresses apart, as settings name them."""
+"""Tell hosts and addresses apart, as settings and URLs name them."""
 
 from __future__ import annotations
 
 import re
 from ipaddress import IPv6Address, ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 # Host, colon and port may be a broker's id: at most 255 characters.
 _match_name: Final = re.compile(
@@ -46,3 +47,11 @@ def is_loopback(host: str | None) -> bool:
 def is_any_address(host: str) -> bool:
     """Return whether a host stands for all addresses of a machine."""
     return _is_address(host) and ip_address(host).is_unspecified
+
+
+def host_in(url: str) -> str | None:
+    """Return the host in the URL that a program advertises; None if it has none."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # Programs may advertise anything.
+        return None

@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from http import HTTPStatus
 from typing import Final, Literal, Protocol, TypeVar
 
 import aiohttp
-import orjson
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.events import Instant, Wanted
@@ -24,6 +22,7 @@ from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.errors import UnknownNamespace, channel_lost, quarantined
+from equipoise.brokers.runtime.assuring import answer_of
 from equipoise.brokers.runtime.callers import HELD_MAX, Line
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Ownership, Peer, own_http
@@ -162,7 +161,10 @@ class Router:
         )
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
-        """Return the bundle of a hash point and its broker. Wait while no broker serves it."""
+        """Return the bundle of a hash point and its broker. Wait while no broker serves it.
+
+        Raise `UnknownNamespace`, `DeadlineExceeded` after `timeout_ms`, and `Overloaded`.
+        """
         what = f"an owner for point 0x{point:08x} of {namespace}"
         if not self._agent.is_ready:
             what = f"broker {self._agent.broker} becoming ready"
@@ -177,6 +179,8 @@ class Router:
     async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
         Return those that are open then.
+
+        Raise `Overloaded` and `WorkerEnded`.
         """
         pending, done = dict(tokens), set[str]()
 
@@ -350,23 +354,8 @@ async def opened_at(
     timeout = aiohttp.ClientTimeout(
         total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000
     )
-    body = orjson.dumps(opened_question(tokens, timeout_ms=timeout_ms))
-    try:
-        headers = {"Content-Type": "application/json", **own_token.headers(url)}
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                url, data=body, headers=headers, allow_redirects=False, ssl=tls
-            ) as response,
-        ):
-            return (
-                opened_in(orjson.loads(await response.read()))
-                if response.status == HTTPStatus.OK
-                else OpenedBundles()
-            )
-    except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):
-        # An invalid address, no JSON, or no address for the token.
-        return OpenedBundles()
+    question = opened_question(tokens, timeout_ms=timeout_ms)
+    return opened_in(await answer_of(url, question, within=timeout, own_token=own_token, tls=tls))
 
 
 @lru_cache(maxsize=4_096)  # Each call looks whether there is one.

@@ -198,7 +198,7 @@ class Worker:
         except BaseException:
             self._local_state.close()
             raise
-        self._router = Router(
+        self.router = Router(
             self.agent,
             ownerships=self._runner.ownerships,
             clock=self.clock,
@@ -420,7 +420,7 @@ class Worker:
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """Return this broker's ownership of `key`, or None if it does not own the key now."""
         self.calls += 1
-        return self._router.ownership(namespace, key)
+        return self.router.ownership(namespace, key)
 
     @property
     def open_bundles(self) -> Sequence[str]:
@@ -430,7 +430,7 @@ class Worker:
     def owned(self, namespace: str, key: str) -> Ownership | None:
         """See `brokers.runtime.service.ServiceHost.owned`."""
         self.calls += 1
-        return self._router.owned(namespace, key)
+        return self.router.owned(namespace, key)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Return this broker's ownership of `key`, or the broker that serves it. Wait while no
@@ -440,40 +440,17 @@ class Worker:
         `Overloaded`, and `WorkerEnded`.
         """
         self.calls += 1
-        return await self._router.route(namespace, key, timeout_ms=timeout_ms)
-
-    async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
-        """Return the bundle of a hash point and its broker. Wait while no broker serves it.
-
-        Raise `UnknownNamespace`, `DeadlineExceeded` after `timeout_ms`, and `Overloaded`.
-        """
-        return await self._router.locate(namespace, point, timeout_ms=timeout_ms)
-
-    async def known(
-        self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str
-    ) -> T:
-        """Return the first result of `look` in a namespace. Raise `UnknownNamespace` once that is
-        certain, and as `until` does.
-        """
-        return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
+        return await self.router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def assures(self, *, cluster: str, asker: int, asked: int) -> bool:
         """Return whether this broker, as the incarnation `asked`, gives another an assurance."""
         return await self._loop.assurances.asked(cluster=cluster, asker=asker, asked=asked)
 
-    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
-        """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
-        Return those that are open then.
-
-        Raise `Overloaded` and `WorkerEnded`.
-        """
-        return await self._router.opened_here(tokens, timeout_ms=timeout_ms)
-
     async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer
         has opened nothing.
         """
-        return await self._router.opened(
+        return await self.router.opened(
             tokens,
             timeout_ms=timeout_ms,
             own_token=self.access.own_token,
@@ -573,14 +550,14 @@ class Lookups:
     async def _at_once(self, namespace: str, point: int) -> Located | None:
         """Return the answer if it is known now, without a task or a timer."""
         try:
-            return await self._worker.locate(namespace, point, timeout_ms=0)
+            return await self._worker.router.locate(namespace, point, timeout_ms=0)
         except DeadlineExceeded:
             return None
 
     async def _hold(self, namespace: str, point: int) -> Located:
         self.held += 1
         try:
-            return await self._worker.locate(
+            return await self._worker.router.locate(
                 namespace, point, timeout_ms=self._worker.config.lookup_ms
             )
         finally:

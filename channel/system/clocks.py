@@ -21,6 +21,16 @@ from equipoise.channel.core.records import INTEGER_MAX
 Result = TypeVar("Result")
 
 
+def now_ms() -> int:
+    """Return the monotonic clock in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def unix_ms() -> int:
+    """Return Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
     """A moment: `timeout_ms` milliseconds after `started_ns`, an instant of the monotonic clock."""

@@ -1,5 +1,5 @@
 """Find the file system of a path, refuse file systems that two kernels may share, and lock a
-folder.
+folder or a file.
 
 SQLite's WAL and exclusive locks need reliable locks and shared memory. On a shared file system two
 machines can both believe that they hold the lock.
@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, Literal
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
@@ -112,3 +112,21 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def locked_file(path: Path, mode: Literal["ab", "rb", "a+b"], *, what: str, held: str) -> BinaryIO:
+    """Open a file that is locked until it is closed, or the process ends. Raises `OperatorError`,
+    which names it as `what`, and `PeerError` with the text `held` if another process has the lock.
+    """
+    try:
+        file = path.open(mode)
+    except OSError as error:
+        raise OperatorError(
+            f"{what} {path} cannot be opened: {error.strerror}; name another file"
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise PeerError(held) from error
+    return file

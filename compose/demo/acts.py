@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -21,7 +20,7 @@ from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.decision_log import newest_decisions
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
-from equipoise.channel.system.clocks import Deadline
+from equipoise.channel.system.clocks import Deadline, unix_ms
 from tests.load import admin_requests
 from tests.load.admin_requests import CPU_ONLY, Move
 
@@ -201,7 +200,7 @@ async def even_out(demo: Demo) -> None:
     await comes_true(lambda: demo.deviation > _UNEVEN, _SEEN_MS)
     demo.say(f"their processors are in use by {demo.use}; `equipoise plan` shows what would move:")
     demo.screen.quote(await asyncio.to_thread(_plan, demo.cluster.log_url))
-    began_s, began_ms = demo.screen.now_s, _wall_ms()
+    began_s, began_ms = demo.screen.now_s, unix_ms()
     await _set(demo, {_SHEDDING: True})
     measured = await _decided(demo, _is_measured, since_ms=began_ms)
     await _say_why(demo, "shed", since_ms=began_ms)
@@ -228,7 +227,7 @@ async def split_hot_bundles(demo: Demo) -> None:
         demo.say("no broker reports the load of its bundles, so the balancer cannot split any")
         return
     rate, hot = hottest
-    splits, merges, began_ms = demo.done[MoveKind.SPLIT], demo.done[MoveKind.MERGE], _wall_ms()
+    splits, merges, began_ms = demo.done[MoveKind.SPLIT], demo.done[MoveKind.MERGE], unix_ms()
     changes: Changes = {
         "limits.messages_per_second_max": f"{max(rate * _LIMIT_SHARE, 1.0):.1f}",
         "split.hits_threshold": 1,
@@ -316,10 +315,6 @@ async def _decided(
             return found
         await asyncio.sleep(_BETWEEN_MOVES_S)
     return ()
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 _BEFORE: Final = (balance, even_out)

@@ -25,12 +25,11 @@ from typing import Final
 from google.protobuf import text_format
 
 from equipoise.brokers.pulsar.wire import replies
-from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.authentication import Authenticate
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
-from equipoise.brokers.pulsar.wire.requests import Asked, Published, Request
+from equipoise.brokers.pulsar.wire.requests import Asked, Elsewhere, Published, Request
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
 from tests.pulsar.pulsar_service import DumbService
 from tests.pulsar.pulsar_speech import commands_in, entry, framed

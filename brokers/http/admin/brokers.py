@@ -183,7 +183,7 @@ class Handovers:
         body = await required_body_of(
             request, OPENED_BODY, 'JSON as {"bundles": {"NAME": TOKEN}, "timeout_ms": 1000}'
         )
-        found = await self._worker.opened_here(body.bundles, timeout_ms=body.timeout_ms)
+        found = await self._worker.router.opened_here(body.bundles, timeout_ms=body.timeout_ms)
         return json_answer({"open": sorted(found.bundles), "offset": found.offset})
 
     async def assurance(self, request: web.Request) -> web.Response:

@@ -29,18 +29,6 @@ class Attached:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """Attach this instead of a `thing` that another broker serves. The first SEND or FLOW then
-    redirects the client to `url`.
-
-    An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the
-    success (docs/adr/0006-pulsar.md). Without a `url` the client looks the topic up again.
-    """
-
-    url: str | None
-
-
 class Kept:
     """A count of the bytes of names and properties kept for all producers and consumers of a
     connection.

@@ -23,7 +23,6 @@ from equipoise.brokers.pulsar.wire import commands, replies
 from equipoise.brokers.pulsar.wire.attachments import (
     Attached,
     Attachments,
-    Elsewhere,
     Kept,
     Waiting,
 )
@@ -43,6 +42,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     CreationCancelled,
     CredentialsSent,
     Damaged,
+    Elsewhere,
     Ended,
     Flowed,
     Published,

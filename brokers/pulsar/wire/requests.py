@@ -399,3 +399,15 @@ Question = (
 Change = Closed | Unsubscribed
 # Requests for something that has an id of its own from then on.
 Creation = ProducerAsked | SubscribeAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Attach this instead of a `thing` that another broker serves. The first SEND or FLOW then
+    redirects the client to `url`.
+
+    An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the
+    success (docs/adr/0006-pulsar.md). Without a `url` the client looks the topic up again.
+    """
+
+    url: str | None

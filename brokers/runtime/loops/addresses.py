@@ -12,10 +12,10 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from equipoise.brokers.runtime.hosts import host_in
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import PROCESS, Worker
 from equipoise.brokers.security.limits import of_host
@@ -87,14 +87,7 @@ def _hosts_in(view: View) -> set[tuple[int, str]]:
 
 
 def _hosts(addresses: Mapping[str, str]) -> set[str]:
-    return {host for host in map(_host_in, addresses.values()) if host}
-
-
-def _host_in(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # Programs may advertise anything.
-        return None
+    return {host for host in map(host_in, addresses.values()) if host}
 
 
 PROBLEM: Final = "own address"

@@ -250,7 +250,7 @@ async def test_an_address_that_takes_no_connection_is_spared_after_three_failure
     """
     network, table = Network(["refused"] * 3), Table(peers=[peer("a", A), peer("b", B)])
     now_ms = 5_000
-    monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(module, "now_ms", lambda: now_ms)
     calls = Calls(table, send=network)
     assert 200 == (await calls.request(call(), timeout_ms=PATIENCE_MS)).status_code
     assert ([A, A, A, B], ["a"]) == (network.seen, table.reports)

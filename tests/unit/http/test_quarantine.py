@@ -27,7 +27,7 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
             CreateNamespace(name=BAD, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
         )
         with pytest.raises(PeerError, match=r"in quarantine: .*3 opens in a row failed"):
-            await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
+            await first.worker.router.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         await until(lambda: is_quarantined(brokers.view, bundle))
         answer = await first.get(f"/lookup/v2/topic/non-persistent/{BAD}/x")
         assert (503, True) == (answer.status, "in quarantine" in answer.reason)
@@ -41,5 +41,5 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
         assert "3 opens in a row failed" in document["quarantine"]
         quarantine = f"/admin/v2/controls/quarantine/{bundle}"
         assert 204 == (await first.ask("DELETE", quarantine)).status
-        located = await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
+        located = await first.worker.router.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         assert bundle == located.bundle.name

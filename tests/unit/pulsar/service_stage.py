@@ -34,11 +34,11 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.channel.system.clocks import now_ms
 from tests.pulsar.pulsar_speech import entry, framed, ping
 from tests.pulsar.wire_stage import BLOCKS, command_of, written
 from tests.unit.cli.fabricated import run

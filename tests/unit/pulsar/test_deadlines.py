@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from equipoise.brokers.pulsar import served
-from equipoise.brokers.pulsar.served import Deadlines, Served, now_ms
+from equipoise.brokers.pulsar.served import Deadlines, Served
+from equipoise.channel.system.clocks import now_ms
 
 
 class Waiting:

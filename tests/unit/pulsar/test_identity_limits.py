@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.pulsar import connections, link
-from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerError
 from equipoise.brokers.runtime import access
 from equipoise.brokers.security.limits import BURST_MS, Limit
+from equipoise.channel.system.clocks import now_ms
 from tests.pulsar.pulsar_speech import connect, lookup
 from tests.unit.pulsar.test_authentication import PROGRAM
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served

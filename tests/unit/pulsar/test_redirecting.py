@@ -8,9 +8,9 @@ import asyncio
 from pathlib import Path
 
 from equipoise.brokers.agent.requests import Transfer
-from equipoise.brokers.pulsar.served import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.system.clocks import now_ms
 from tests.pulsar.pulsar_speech import connect, pong
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from equipoise.brokers.agent.requests import MergeBundles, Transfer
-from equipoise.brokers.pulsar.served import Served, now_ms
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.channel.system.clocks import Deadline
+from equipoise.channel.system.clocks import Deadline, now_ms
 from tests.pulsar.topics import flowed
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes

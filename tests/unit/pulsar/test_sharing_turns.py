@@ -14,13 +14,14 @@ import pytest
 import uvloop
 
 from equipoise.brokers.pulsar.link import ClientLink
-from equipoise.brokers.pulsar.served import Served, now_ms
+from equipoise.brokers.pulsar.served import Served
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.topics.clients import Producer
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
 from equipoise.brokers.pulsar.wire.requests import Sent
 from equipoise.brokers.runtime.worker import Lookups
+from equipoise.channel.system.clocks import now_ms
 from tests.pulsar.pulsar_speech import connect, entry, ping, producer, send
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
 
