@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 from equipoise.brokers.pulsar.wire.requests import Violation
 from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.ranges import even_boundaries
-from tests.house.house_rules import ROOT
+from tests.docs.metrics_page import documented, misdescribed
 from tests.pulsar.pulsar_speech import connect, lookup, ping, send
 from tests.pulsar.pulsar_speech import entry as entry_of
 from tests.unit.http.cluster import PATIENCE_MS, until
@@ -80,8 +79,6 @@ async def test_a_namespace_that_may_be_new_is_not_denied(
 
 async def test_every_metric_is_documented_and_exported_from_the_start(tmp_path: Path) -> None:
     """A series that appears with its first event has no rate."""
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-
     async with brokers(tmp_path) as running:
         text = str(await running.members[0].get("/metrics"))
         told = {
@@ -89,7 +86,8 @@ async def test_every_metric_is_documented_and_exported_from_the_start(tmp_path: 
             for line in text.splitlines()
             if line.startswith("# TYPE equipoise_pulsar_")
         }
-        assert told == set(re.findall(r"`(equipoise_pulsar_\w+)`", page))
+        assert told == {name for name in documented() if name.startswith("equipoise_pulsar_")}
+        assert {} == misdescribed(text)
         reasons = [
             violation.value
             for violation in Violation

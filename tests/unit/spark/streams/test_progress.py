@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 import orjson
@@ -24,6 +22,7 @@ from equipoise.spark_jobs.streams.progress import (
     progress_line,
 )
 from equipoise.spark_jobs.streams.streams import Follower
+from tests.docs.metrics_page import documented, misdescribed
 
 OF_KAFKA = {
     "batchId": 7,
@@ -193,8 +192,8 @@ def test_every_metric_of_a_job_is_documented() -> None:
         for name in scraped(metrics)
         if not name.partition("{")[0].endswith("_created")
     }
-    page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text(encoding="utf-8")
-    assert told == set(re.findall(r"^\| `(equipoise_JOB_\w+)`", page, flags=re.MULTILINE))
+    assert told == {name for name in documented() if name.startswith("equipoise_JOB_")}
+    assert {} == misdescribed(generate_latest(metrics.registry).decode())
 
 
 # --- following a query ---
