@@ -20,21 +20,16 @@ def documented() -> dict[str, set[str]]:
     }
 
 
-def served(text: str) -> dict[str, set[str]]:
-    """Return the labels of each metric of ours that has samples, but `broker`, by name."""
-    return {
-        re.sub(r"_(bucket|count|sum)$", "", sample.name): {*sample.labels} - {"broker", "le"}
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("equipoise_") and not sample.name.endswith("_created")
-    }
-
-
 def misdescribed(text: str) -> dict[str, tuple[set[str], set[str]]]:
     """Return the metrics whose labels are not those of the page, with both."""
     page = documented()
+    served = {
+        re.sub(r"_(bucket|count|sum)$", "", sample.name): {*sample.labels} - {"broker", "le"}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
     return {
         name: (labels, page[name])
-        for name, labels in served(text).items()
+        for name, labels in served.items()
         if name in page and labels != page[name]
     }

@@ -24,11 +24,6 @@ class Call(NamedTuple):
         texts = (each.__doc__ for each in (self.called, constructor) if each is not None)
         return "\n\n".join(inspect.cleandoc(text) for text in texts if text)
 
-    @property
-    def parameters(self) -> Iterator[str]:
-        """Yield the names of its parameters; none for a class that programs do not make."""
-        yield from (name for name in inspect.signature(self.called).parameters if name != "self")
-
 
 def public_names() -> tuple[str, ...]:
     """Return the public names of `equipoise`, and the classes of `equipoise.pytest`."""
@@ -50,11 +45,8 @@ def members(name: str) -> Iterator[Call]:
     seen = set(vars(equipoise.Service)) if is_hosted else set[str]()
     for base in (base for base in public.__mro__ if base.__module__.startswith("equipoise.")):
         for member, value in vars(base).items():
-            function = value
-            if isinstance(value, property):
-                function = value.fget
-            elif isinstance(value, classmethod):
-                function = value.__func__
+            # What a property or a class method calls.
+            function = getattr(value, "fget", getattr(value, "__func__", value))
             is_public = (
                 not member.startswith("_")
                 or (member in ("__call__", "__enter__", "__aenter__") and function.__doc__)

@@ -28,7 +28,6 @@ from tests.unit.cli.test_transcripts import Session
 STABLE: Final = Path(__file__).with_name("stable.json")
 # Their form may change, or they are for brokers only.
 UNSTABLE: Final = ("/page/", "/v1/assurance", "/v1/handover", "/v1/opened", "/v1/overview")
-TRANSCRIPTS: Final = ROOT / "tests" / "unit" / "cli" / "transcripts"
 
 
 def reference(name: str) -> str:
@@ -117,7 +116,7 @@ def fields_of(value: object, place: str = "") -> Iterator[str]:
 def json_fields() -> Iterator[str]:
     """Yield the fields that each command of the transcripts prints with `--json`."""
     known = sorted((name for name, _ in tree()), key=len, reverse=True)
-    for path in transcripts.paths(TRANSCRIPTS):
+    for path in transcripts.paths(ROOT / "tests" / "unit" / "cli" / "transcripts"):
         with TemporaryDirectory() as folder:
             session = Session(Path(folder))
             for question in transcripts.questions(path):
