@@ -36,7 +36,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -553,11 +553,8 @@ def made_aside(url: str) -> Iterator[Aside]:
     """
     name = log_path(url)
     if name is None:
-        log = open_log(url)
-        try:
+        with closing(open_log(url)) as log:
             yield Aside(url, log, part=None)
-        finally:
-            log.close()
         return
     with suppress(LogNotBegun, LogDamaged):
         open_log(url, create=False).close()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from equipoise.channel.core.view import View
+
 PATIENCE_S: Final = 120.0
 _LOOK_S: Final = 0.02
 
@@ -25,3 +27,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up_s, f"not within {PATIENCE_S:.0f} s: {what}"
         await asyncio.sleep(_LOOK_S)
+
+
+def all_owned(view: View) -> bool | None:
+    """Return whether there are bundles and each has an owner, and does not move; None if not."""
+    bundles = view.bundles.values()
+    return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None

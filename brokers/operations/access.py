@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -86,8 +86,7 @@ def attached(
     shows how much of the snapshot has been read. Raises what `open_log` and `begin` raise.
     """
     deadline = Deadline.after(timeout_ms=timeout_ms)
-    log = open_log(log_url, create=False)
-    try:
+    with closing(open_log(log_url, create=False)) as log:
         with watched as progress:
             reader = begin(
                 log,
@@ -95,8 +94,6 @@ def attached(
                 progress=progress,
             )
         yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
-    finally:
-        log.close()
 
 
 @contextmanager

@@ -17,13 +17,15 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Final
 
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.log import Log
+from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
 from tests.benchmarks.frame import report_on_log, single, summary
 from tests.channels.busy_channel import TIMEOUT_MS, WrittenChannel
+from tests.channels.carried import soon
 
 RECORDS: Final = 1_000_000
 KEYS: Final = 100_000
@@ -97,9 +99,7 @@ def restore_and_tell(url: str, results: Queue[tuple[float, int]]) -> None:
     began = time.monotonic()
     log = open_log(url)
     reader = restored(log)
-    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
-        for entry in entries:
-            reader.feed(entry)
+    read_on(log, reader, deadline=soon())
     results.put((time.monotonic() - began, reader.view.digest()))
     log.close()
 

@@ -18,9 +18,9 @@ from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.channel.core.view import View
 from tests.benchmarks.frame import report, summary
 from tests.unit.runtime.service_bench import Plain
+from tests.waiting import all_owned
 
 PROCESSES, WORKERS = 4, 25
 BUNDLES: Final = 400
@@ -30,12 +30,6 @@ SETTLE_S: Final = 5.0
 NAMESPACE: Final = "bench/idle"
 
 _spawn = multiprocessing.get_context("spawn")
-
-
-def all_owned(view: View) -> bool | None:
-    """Whether every bundle has an owner."""
-    bundles = view.bundles_of(NAMESPACE)
-    return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
 
 
 async def run_workers(folder: Path, number: int, ready: Barrier, results: Queue[float]) -> None:

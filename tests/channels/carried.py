@@ -21,10 +21,10 @@ def soon() -> Deadline:
     return Deadline.after(timeout_ms=60_000)
 
 
-def entries_of(log: Log) -> list[Entry]:
-    """All entries that are left."""
+def entries_of(log: Log, position: int | None = None) -> list[Entry]:
+    """All entries from a position on, by default all that are left."""
     entries: list[Entry] = []
-    position = log.start()
+    position = log.start() if position is None else position
     while found := log.read(position, limit=READ_ENTRIES_MAX):
         entries += found
         position = found[-1].offset + 1

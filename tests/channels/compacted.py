@@ -4,11 +4,13 @@ the bounds that an operator's tool has.
 
 from __future__ import annotations
 
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log, SnapshotRow
+from equipoise.channel.core.log import Log, SnapshotRow
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
+from tests.channels.carried import soon
 
 TIMEOUT_MS = 30_000
 
@@ -21,9 +23,7 @@ def compact(log: Log, *, below: int | None = None, reader: Reader | None = None)
     waited for. `reader` is one to begin with, where the product would refuse to.
     """
     reader = reader or restored(log)
-    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
-        for entry in entries:
-            reader.feed(entry)
+    read_on(log, reader, deadline=soon())
     compacted_snapshot = log.compacted_snapshot()
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     image = compacted_snapshot.load()

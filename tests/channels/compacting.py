@@ -13,6 +13,7 @@ from equipoise.channel.core.log import READ_ENTRIES_MAX, CompactedSnapshot, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View, apply
+from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import (
     Marker,
@@ -24,6 +25,7 @@ from equipoise.channel.snapshots.snapshot_rows import (
 )
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import Retention
+from tests.channels.carried import soon
 from tests.channels.folding import CLUSTER, Channel
 from tests.channels.gap_log import GapLog
 
@@ -91,9 +93,7 @@ def fold(entries: Iterable[tuple[int, bytes]]) -> View:
 def reader_at_end(log: Log, *, own: View | None = None) -> Reader:
     """A reader that begins now, at the end of a log."""
     reader = restored(log, own=own)
-    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
-        for entry in entries:
-            reader.feed(entry)
+    read_on(log, reader, deadline=soon())
     return reader
 
 

@@ -5,12 +5,11 @@ issued that somebody has seen before. See tests.channels.hunting.
 from __future__ import annotations
 
 import random
-import shutil
 import sqlite3
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
@@ -187,11 +186,8 @@ def play(seed: int, folder: Path) -> None:
 
 def hunt(seed: int) -> None:
     """Play one seed in a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="power-"))
-    try:
-        play(seed, folder)
-    finally:
-        shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="power-") as folder:
+        play(seed, Path(folder))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 import shutil
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 from equipoise.brokers.runtime import data_directory
@@ -119,11 +119,8 @@ def play(seed: int, path: Path) -> None:
 
 def hunt(seed: int) -> None:
     """Play one seed in a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="lock-"))
-    try:
-        play(seed, folder / "data")
-    finally:
-        shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="lock-") as folder:
+        play(seed, Path(folder) / "data")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from equipoise.brokers.load import bus as module
 from equipoise.brokers.load.bus import LOADS, LoadBus
 from equipoise.brokers.load.documents import light
 from equipoise.channel.core.side_log import Document, Kept, SideLogUnavailable
-from equipoise.channel.log.open_log import open_log, open_side_log
+from equipoise.channel.log.open_log import open_side_log
 from equipoise.channel.sqlite.side_log import SqliteSideLog
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Load, Resources, Traffic, Use, averaged
-from tests.contract.load_bus_adapters import ADAPTERS
+from tests.contract.load_bus_adapters import ADAPTERS, embedded_url
 
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
@@ -94,13 +94,6 @@ def load(*samples: Load) -> Load:
         found = averaged(found, each)
     assert found is not None
     return found
-
-
-def file_url(folder: Path) -> str:
-    """The URL of a new embedded log."""
-    url = f"sqlite:{folder}/log.db"
-    open_log(url).close()
-    return url
 
 
 def until(bus: LoadBus, condition: Callable[[Sequence[Load]], bool]) -> Sequence[Load]:
@@ -198,7 +191,7 @@ def test_a_report_of_a_broker_long_gone_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an old handle and by a new one, after an hour."""
-    url = file_url(tmp_path)
+    url = embedded_url(tmp_path)
     bus = LoadBus(url)
     bus.publish(sample("a"))
     now_ns = time.time_ns()
@@ -209,7 +202,7 @@ def test_a_report_of_a_broker_long_gone_is_not_read(
 
 def test_an_unreadable_summary_is_passed_over(tmp_path: Path) -> None:
     """The next sample replaces it."""
-    url = file_url(tmp_path)
+    url = embedded_url(tmp_path)
     bus = LoadBus(url)
     bus.publish(sample("a", x=1))
     open_side_log(url, LOADS).append([Document("a", b'{"broker": "a"}')])
@@ -221,7 +214,7 @@ def test_an_unreadable_summary_is_passed_over(tmp_path: Path) -> None:
 def test_reports_that_an_error_interrupts_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = file_url(tmp_path)
+    url = embedded_url(tmp_path)
     bus, read = LoadBus(url), SqliteSideLog.read
     LoadBus(url).publish(sample("a"))
 

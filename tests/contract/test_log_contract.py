@@ -26,6 +26,7 @@ from equipoise.channel.core.log import (
     Entry,
     Log,
 )
+from tests.channels.carried import entries_of
 from tests.contract.log_adapters import ADAPTERS, EACH_ADAPTER, Adapter, Handles, handles_on
 
 TIMEOUT_MS = 10_000
@@ -47,16 +48,6 @@ def append(log: Log, *records: bytes) -> list[int]:
     return list(log.append(records, timeout_ms=TIMEOUT_MS))
 
 
-def read_all(log: Log, position: int | None = None) -> list[Entry]:
-    """All entries from a position on, by default all that are left."""
-    entries: list[Entry] = []
-    position = log.start() if position is None else position
-    while found := log.read(position, limit=1_000):
-        entries += found
-        position = found[-1].offset + 1
-    return entries
-
-
 def test_a_new_log_is_empty(log: Log) -> None:
     """A new log starts at the first offset, ends before it, and has nothing to read there."""
     assert (FIRST_OFFSET, FIRST_OFFSET - 1) == (log.start(), log.end())
@@ -69,7 +60,7 @@ def test_appended_records_are_read_back_as_they_were(log: Log) -> None:
     """
     records = [b"", b"\0", b"{}", b"\xff\xfe", bytes(range(256)) * 40, "Grüße".encode()]
     offsets = append(log, *records)
-    assert list(map(Entry, offsets, records)) == read_all(log)
+    assert list(map(Entry, offsets, records)) == entries_of(log)
 
 
 def test_offsets_rise_from_batch_to_batch(log: Log) -> None:
@@ -130,7 +121,7 @@ def test_what_is_too_large_is_refused_whole(log: Log, case: TooLarge) -> None:
     )
     with pytest.raises(CallerError, match=message):
         append(log, *case.batch)
-    assert [] == read_all(log)
+    assert [] == entries_of(log)
 
 
 def test_a_read_stops_at_its_limit(log: Log) -> None:
@@ -211,7 +202,7 @@ def test_an_old_end_is_not_final(
     """
     with closing(handles_on(adapter, tmp_path, request)) as handles:
         log, offsets = handles(), append(handles(), b"a", b"b")
-        assert offsets == [entry.offset for entry in read_all(log)]
+        assert offsets == [entry.offset for entry in entries_of(log)]
         assert adapter.report_end is not None
         adapter.report_end(monkeypatch, offsets[0])
         for handle in (log, handles()):
@@ -230,7 +221,7 @@ def test_truncation_removes_what_is_below(log: Log) -> None:
     offsets = append(log, b"a", b"b", b"c", b"d")
     log.truncate(offsets[2], timeout_ms=TIMEOUT_MS)
     assert (offsets[2], offsets[3]) == (log.start(), log.end())
-    assert [(offsets[2], b"c"), (offsets[3], b"d")] == read_all(log)
+    assert [(offsets[2], b"c"), (offsets[3], b"d")] == entries_of(log)
     with pytest.raises(LogTruncated) as caught:
         log.read(offsets[2] - 1, limit=10)
     assert (log.name, offsets[2] - 1, offsets[2]) == (
@@ -244,7 +235,7 @@ def test_truncation_removes_what_is_below(log: Log) -> None:
         log.truncate(below, timeout_ms=TIMEOUT_MS)
     with pytest.raises(LogWentBack):
         log.truncate(offsets[3] + 2, timeout_ms=TIMEOUT_MS)
-    assert [(offsets[2], b"c"), (offsets[3], b"d")] == read_all(log)
+    assert [(offsets[2], b"c"), (offsets[3], b"d")] == entries_of(log)
 
 
 def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
@@ -257,9 +248,9 @@ def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
     other = handles()
     log.close()
     assert (end + 1, end) == (other.start(), other.end())
-    assert [] == read_all(other)
+    assert [] == entries_of(other)
     assert end < append(other, b"b")[0]
-    assert [b"b"] == [entry.data for entry in read_all(other)]
+    assert [b"b"] == [entry.data for entry in entries_of(other)]
 
 
 def later() -> int:
@@ -302,7 +293,7 @@ def test_handles_share_one_log(handles: Handles) -> None:
     before, writer = handles(), handles()
     offsets = append(writer, b"a", b"b")
     after = handles()
-    assert list(map(Entry, offsets, [b"a", b"b"])) == read_all(before) == read_all(after)
+    assert list(map(Entry, offsets, [b"a", b"b"])) == entries_of(before) == entries_of(after)
 
 
 @pytest.mark.parametrize("adapter", EACH_ADAPTER)
@@ -533,7 +524,7 @@ def take_step(step: Step, log: Log, dumb: DumbLog) -> None:
         )
         if expected is LogWentBack and log.end() == dumb.end + 1:
             dumb.end += 1  # Storage of several nodes may need an append to find out.
-    assert (dumb.start, dumb.end, dumb.entries) == (log.start(), log.end(), read_all(log))
+    assert (dumb.start, dumb.end, dumb.entries) == (log.start(), log.end(), entries_of(log))
     position = min(max(place, dumb.start), dumb.end + 1)
     assert any(offset >= position for offset, _ in dumb.entries) == log.wait(position, timeout_ms=0)
 

@@ -5,15 +5,14 @@ record that breaks it.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import orjson
@@ -66,12 +65,11 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
     """
     mutant = parse(patch, (_PATCHES / f"{patch}.patch").read_text(encoding="utf-8"))
     texts = product_texts()
-    folder = Path(tempfile.mkdtemp(prefix="disobedient-"))
-    try:
-        write_product(folder, {**texts, **apply(mutant, texts)})
+    with TemporaryDirectory(prefix="disobedient-") as folder:
+        write_product(Path(folder), {**texts, **apply(mutant, texts)})
         # The copy comes first on the path, before the product that is installed beside this
         # interpreter, and before the tests.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((folder, str(ROOT)))}
         command = [
             sys.executable,
             "-m",
@@ -88,8 +86,6 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
             timeout=_TIMEOUT_S,
             check=True,
         )
-    finally:
-        shutil.rmtree(folder)
     return [
         Arrival(source, offset, at_ms, value.encode())
         for source, offset, at_ms, value in orjson.loads(run.stdout)

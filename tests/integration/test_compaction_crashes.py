@@ -8,6 +8,7 @@ import multiprocessing
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -91,9 +92,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def log(url: str) -> Iterator[Log]:
     """A handle on it."""
-    log = open_log(url)
-    yield log
-    log.close()
+    with closing(open_log(url)) as made:
+        yield made
 
 
 def run(url: str, death: Death = Death(), *, kept: int = 0) -> Lived | None:  # noqa: B008 - a value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -32,8 +32,7 @@ HOUR_MS = 3_600_000
 
 def cut_off_all(log_url: str) -> Compacted:
     """Compact a log, and keep nothing of it for anybody."""
-    log = open_log(log_url, create=False)
-    try:
+    with closing(open_log(log_url, create=False)) as log:
         retain = parse_retention("0 offsets")
         return compact(
             log,
@@ -41,8 +40,6 @@ def cut_off_all(log_url: str) -> Compacted:
             timeout_ms=PATIENCE_MS,
             now_ms=lambda: time.time_ns() // 1_000_000 + HOUR_MS,
         )
-    finally:
-        log.close()
 
 
 def metric(address: str, name: str) -> float:
@@ -157,10 +154,7 @@ def test_the_leader_compacts_in_a_process_of_its_own(tmp_path: Path) -> None:
         wait_for_child(pid, "compact")
         wait_for_metric(cluster.addresses[0], "compaction_horizon_offset", 3)
         assert 0 == metric(cluster.addresses[0], "compaction_failures_total")
-        log = open_log(cluster.log_url, create=False)
-        try:
+        with closing(open_log(cluster.log_url, create=False)) as log:
             marker = restoration(log).marker
             assert marker is not None
             assert (1, True) == (log.start(), marker.horizon >= 3)
-        finally:
-            log.close()

@@ -90,21 +90,6 @@ async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None
                 assert isinstance(at_two, Ownership)
 
 
-async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> None:
-    """Before the context ends, other brokers own the keys, with their state."""
-    keeper = Keeper()
-    async with Worker(log_url, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
-        async with Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes:
-            await goes.create_namespace(NAMESPACE, bundles=4)
-            await stays.create_namespace(NAMESPACE)
-            for key in map(str, range(20)):
-                await stays.route(NAMESPACE, key)
-            keeper.handed_over.clear()
-        served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
-        assert all(isinstance(each, Ownership) for each in served)
-        assert b"goes" in keeper.handed_over
-
-
 ENDED = """
 import asyncio, signal, sys
 from tests.integration.test_embedded import NAMESPACE, Keeper

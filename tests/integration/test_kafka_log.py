@@ -30,6 +30,7 @@ from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.settings import CONFIG_VARIABLE, HEADER_KEY, as_text
 from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_snapshot
 from equipoise.channel.log.open_log import open_log
+from tests.channels.carried import entries_of
 from tests.kafka.finding import local_kafka
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
 from tests.kafka.proxy import Direction
@@ -43,15 +44,6 @@ DEADLINE_S: Final = 60.0
 
 LOG_SETTINGS: Final = {each.name: each.made for each in needed_of_log(1)}
 SNAPSHOT_SETTINGS: Final = {each.name: each.made for each in needed_of_snapshot(1)}
-
-
-def entries(log: Log, position: int) -> list[Entry]:
-    """All entries from a position on."""
-    found: list[Entry] = []
-    while read := log.read(position, limit=1_000):
-        found += read
-        position = read[-1].offset + 1
-    return found
 
 
 def opened_with(url: str, settings: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Log:
@@ -215,7 +207,7 @@ def test_two_who_make_one_log_at_once_share_it(kafka: Kafka) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         logs = list(pool.map(opened, range(4)))
-    reads = [entries(log, 1) for log in logs]
+    reads = [entries_of(log, 1) for log in logs]
     assert [b"0", b"1", b"2", b"3"] == sorted(entry.data for entry in reads[0])
     assert [reads[0]] * 4 == reads
     assert 1 == len({log.identity for log in logs})
@@ -233,7 +225,9 @@ def test_strange_messages_are_entries_and_headers_are_none(kafka: Kafka, log: Lo
         topic, [(b"k", None), (HEADER_KEY, HEADER), (b"", b"\xff\0garbage"), (b"k", b"")]
     )
     (last,) = log.append([b"z"], timeout_ms=TIMEOUT_MS)
-    assert [(1, b"a"), (2, b""), (4, b"\xff\0garbage"), (5, b""), (last, b"z")] == entries(log, 1)
+    assert [(1, b"a"), (2, b""), (4, b"\xff\0garbage"), (5, b""), (last, b"z")] == entries_of(
+        log, 1
+    )
     assert log.wait(3, timeout_ms=0)
     assert [4] == [entry.offset for entry in log.read(3, limit=1)]
 
@@ -254,7 +248,7 @@ def test_a_topic_made_anew_is_another_log(kafka: Kafka, log: Log) -> None:
     appending, and writes nothing to it.
     """
     log.append([b"a", b"b"], timeout_ms=TIMEOUT_MS)
-    assert 2 == len(entries(log, 1))
+    assert 2 == len(entries_of(log, 1))
     topic = log.name.rpartition("/")[2]
     delete_topics(kafka.address, [topic])
     with pytest.raises(OperatorError, match=f"the topic {topic} of the log"):
@@ -278,7 +272,7 @@ def test_a_topic_made_anew_is_not_truncated(kafka: Kafka, log: Log) -> None:
         offsets = [anew.append([b"%d" % number], timeout_ms=TIMEOUT_MS)[0] for number in range(5)]
         with pytest.raises(OperatorError):
             until(lambda: log.truncate(3, timeout_ms=TIMEOUT_MS))
-        assert offsets == [entry.offset for entry in entries(anew, 1)]
+        assert offsets == [entry.offset for entry in entries_of(anew, 1)]
 
 
 def test_an_address_where_nobody_is_fails_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +378,7 @@ def test_an_append_without_an_answer_is_in_doubt_and_not_repeated(own_kafka: Own
 
 def until_entries(log: Log) -> list[Entry]:
     """All entries, once Kafka lets them be read."""
-    found = until(lambda: entries(log, 1))
+    found = until(lambda: entries_of(log, 1))
     assert isinstance(found, list)
     return found
 

@@ -20,11 +20,11 @@ from equipoise.brokers.agent.requests import CreateNamespace, Transfer
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.channel.core.view import View
 from equipoise.channel.kafka.client import Message
 from equipoise.examples.kafka_partitions import Partitions
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import create_topic, write_numbers
+from tests.waiting import all_owned
 
 pytestmark = pytest.mark.integration
 
@@ -112,12 +112,6 @@ async def group(kafka: Kafka, folder: Path) -> AsyncIterator[Group]:
     finally:
         running.holding.set()
         await asyncio.gather(*(worker.stop() for worker in running.workers))
-
-
-def all_owned(view: View) -> bool | None:
-    """Return whether every bundle is owned."""
-    bundles = view.bundles_of(NAMESPACE)
-    return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
 
 
 async def move(running: Group) -> None:

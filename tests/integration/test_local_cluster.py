@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -77,16 +78,13 @@ def status(view: View, broker: str) -> str | None:
 
 def proofs(log_url: str) -> list[bool]:
     """Return for each death on the channel whether it was declared by proof, not after silence."""
-    log = open_log(log_url)
-    try:
+    with closing(open_log(log_url)) as log:
         reader = Reader(log=log.name, cluster="equipoise")
         records = list[object]()
         while log.wait(reader.position, timeout_ms=0):
             for entry in log.read(reader.position, limit=READ_ENTRIES_MAX):
                 folded = reader.feed(entry)
                 records += [folded.record] if folded.verdict.accepted else []
-    finally:
-        log.close()
     return [
         record.instance_id is not None
         for record in records

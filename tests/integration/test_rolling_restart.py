@@ -106,6 +106,19 @@ class Callers:
             await self.call(session, page)
             await asyncio.sleep(PAUSE_S)
 
+    async def restart(self, program: Program, session: aiohttp.ClientSession) -> None:
+        """End a program and start it again. Until it listens, it may refuse connections."""
+        await program.terminate()
+        self.starting.add(program.port)
+        await program.start(session)
+        self.starting.clear()
+
+    def check(self) -> None:
+        """Check that no call has failed, and no visit was lost or counted twice."""
+        assert [] == self.failures
+        assert self.calls == self.counts
+        assert min(self.calls.values()) > 3
+
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
         """Call meanwhile, and finish the last calls at the end."""
@@ -155,13 +168,8 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
             calling_by_key(f"sqlite:{tmp_path}/visits.db", counts, calls),
         ):
             for each in started:
-                await each.terminate()
-                callers.starting.add(each.port)
-                await each.start(session)
-                callers.starting.clear()
-        assert [] == callers.failures
-        assert callers.calls == callers.counts
-        assert min(callers.calls.values()) > 3
+                await callers.restart(each, session)
+        callers.check()
         assert calls == counts
         assert min(calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in started)

@@ -13,13 +13,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
-from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
+from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.log.open_log import open_log
+from tests.channels.carried import entries_of
 
 pytestmark = pytest.mark.integration
 
@@ -111,19 +113,8 @@ def url(path: Path) -> str:
 @pytest.fixture
 def log(url: str) -> Iterator[Log]:
     """A handle of the test's own process."""
-    log = open_log(url)
-    yield log
-    log.close()
-
-
-def read_all(log: Log) -> list[Entry]:
-    """All entries from the first on."""
-    entries: list[Entry] = []
-    position = FIRST_OFFSET
-    while found := log.read(position, limit=1_000):
-        entries += found
-        position = found[-1].offset + 1
-    return entries
+    with closing(open_log(url)) as made:
+        yield made
 
 
 def entry_of(line: str) -> Entry:
@@ -142,7 +133,7 @@ def test_all_processes_see_one_order(start: Start, log: Log, url: str) -> None:
         assert reader.line() == "ready"
     children = [start("write", url, f"w{number}", str(count), "4") for number in range(writers)]
     acknowledged = [[entry_of(line) for line in child.remaining_lines()[1:]] for child in children]
-    entries = read_all(log)
+    entries = entries_of(log)
     assert sorted(entry for own in acknowledged for entry in own) == entries
     for number, own in enumerate(acknowledged):
         assert [f"w{number}:{place}".encode() for place in range(count)] == [
@@ -168,7 +159,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(
         child.send_signal(signal.SIGKILL)
         acknowledged += [entry_of(line) for line in child.remaining_lines()]
     log = open_log(url, create=False)
-    entries = read_all(log)
+    entries = entries_of(log)
     assert set(acknowledged) <= set(entries)
     for number in range(3):
         own = [entry.data for entry in entries if entry.data.startswith(b"w%d:" % number)]
@@ -190,7 +181,7 @@ def test_a_stopped_writer_blocks_others_no_longer_than_they_wait(
     holder.send_signal(signal.SIGSTOP)
     with pytest.raises(LogUnavailable, match="nothing was appended"):
         log.append([b"refused"], timeout_ms=200)
-    assert [(before, b"before")] == read_all(log)
+    assert [(before, b"before")] == entries_of(log)
     assert not log.wait(before + 1, timeout_ms=50)
 
     holder.send_signal(signal.SIGCONT)
@@ -213,7 +204,7 @@ def test_a_stopped_writer_that_is_killed_leaves_nothing(start: Start, log: Log, 
         log.append([b"refused"], timeout_ms=200)
     holder.send_signal(signal.SIGKILL)
     after = log.append([b"after"], timeout_ms=TIMEOUT_MS)[0]
-    assert [(before, b"before"), (after, b"after")] == read_all(log)
+    assert [(before, b"before"), (after, b"after")] == entries_of(log)
 
 
 @pytest.fixture
@@ -251,13 +242,13 @@ def test_a_full_disk_refuses_appends_and_loses_nothing(start: Start, small_disk:
     log = open_log(url)
     acknowledged, error = start("fill", url).line().split(" ")
     assert error == "LogStorageFull"
-    assert int(acknowledged) == len(read_all(log)) > 0
+    assert int(acknowledged) == len(entries_of(log)) > 0
     fill_up(small_disk / "filler")
     with pytest.raises(LogStorageFull):
         open_log(f"sqlite:{small_disk}/another.db")
     ballast.unlink()
     log.append([b"after"], timeout_ms=TIMEOUT_MS)
-    assert int(acknowledged) + 1 == len(read_all(log))
+    assert int(acknowledged) + 1 == len(entries_of(log))
     log.close()
 
 
@@ -274,5 +265,5 @@ def test_a_log_cannot_be_opened_on_a_full_disk(small_disk: Path) -> None:
         open_log(url)
     (small_disk / "filler").unlink()
     log = open_log(url)
-    assert [b"a"] == [entry.data for entry in read_all(log)]
+    assert [b"a"] == [entry.data for entry in entries_of(log)]
     log.close()

@@ -9,15 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.operations.access import opened, until
 from equipoise.channel.core.view import View
 from equipoise.channel.system.free_ports import free_row
+from tests.integration.test_copied_channel import view_once
 from tests.unit.cli.fabricated import run
 
 pytestmark = pytest.mark.integration
@@ -123,13 +123,6 @@ def up(
         cluster.process.communicate()
 
 
-def look(log: str, condition: Callable[[View], bool], *, what: str) -> View:
-    """The view, once `condition` holds of it."""
-    with opened(log, timeout_ms=PATIENCE_MS) as access:
-        until(access, lambda view: condition(view) or None, what=what)
-        return access.view
-
-
 def owners(view: View) -> list[str]:
     """The owners of the bundles of the namespace; "" for a bundle without one."""
     return [
@@ -151,14 +144,14 @@ def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(
         ]
         created = run("namespaces", "create", NAMESPACE, "--bundles", "4", log=cluster.log)
         assert 0 == created.exit_code, created.stderr
-        view = look(cluster.log, lambda view: all(owners(view)), what="an owner for each bundle")
+        view = view_once(cluster.log, lambda view: all(owners(view)), "an owner for each bundle")
         source = owners(view)[0]
         destination = next(broker for broker in ids if broker != source)
 
         moved = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
         assert (0, destination) == (
             moved.returncode,
-            owners(look(cluster.log, lambda _: True, what="nothing"))[0],
+            owners(view_once(cluster.log, lambda _: True, what="nothing"))[0],
         ), moved.stderr
 
         os.kill(cluster.pids[destination], signal.SIGKILL)
@@ -166,7 +159,7 @@ def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(
         death = [cluster.heard_any(("ended", "declared_dead"), destination) for _ in range(2)]
         ended, declared_dead = sorted(death, key=lambda event: event["what"] != "ended")
         assert -signal.SIGKILL == ended["exit_code"]
-        view = look(cluster.log, lambda view: all(owners(view)), what="a child for each bundle")
+        view = view_once(cluster.log, lambda view: all(owners(view)), "a child for each bundle")
         assert ("down", False) == (view.brokers[destination].status, destination in owners(view))
 
         owner = owners(view)[0]
@@ -205,7 +198,7 @@ def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(
     ), verified.stdout
     statuses = {
         broker.broker: broker.status
-        for broker in look(cluster.log, lambda _: True, what="nothing").brokers.values()
+        for broker in view_once(cluster.log, lambda _: True, what="nothing").brokers.values()
     }
     assert {broker: "down" if broker == destination else "left" for broker in ids} == statuses
 
@@ -254,7 +247,7 @@ def test_a_second_signal_kills_the_brokers(tmp_path: Path, log_url: str) -> None
         assert (
             0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
         )
-        look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
+        view_once(cluster.log, lambda view: all(owners(view)), "an owner for the bundle")
         cluster.process.send_signal(signal.SIGTERM)
         cluster.heard("stopping")
         cluster.process.send_signal(signal.SIGINT)
@@ -277,7 +270,7 @@ def test_a_signal_ends_a_start_gracefully(tmp_path: Path, log_url: str) -> None:
 def test_brokers_do_not_outlive_their_parent(tmp_path: Path, log_url: str) -> None:
     with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         cluster.process.kill()
-        view = look(cluster.log, lambda view: not view.live, what="the leaving of the broker")
+        view = view_once(cluster.log, lambda view: not view.live, what="the leaving of the broker")
     assert "left" == view.brokers[cluster.broker(0)].status
 
 

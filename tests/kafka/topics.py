@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from confluent_kafka import (
@@ -173,8 +173,5 @@ def read_all(address: str, topic: str) -> Sequence[tuple[int, bytes, bytes | Non
 @contextmanager
 def _reading(address: str) -> Iterator[Consumer]:
     settings = {"group.id": "tests", "enable.auto.commit": False, "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": address, **settings})
-    try:
+    with closing(Consumer({"bootstrap.servers": address, **settings})) as consumer:
         yield consumer
-    finally:
-        consumer.close()

@@ -15,12 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.channels import (
     admin_hunt,
@@ -93,12 +93,9 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
         changed = apply(mutant, texts)
     except PatchDoesNotApplyError as problem:
         return Result(mutant=mutant.name, caught=False, how=f"DOES NOT APPLY: {problem}", seconds=0)
-    folder = Path(tempfile.mkdtemp(prefix="mutant-"))
-    try:
-        write_product(folder, {**texts, **changed})
-        caught, how = _simulate(mutant, folder, seeds_max)
-    finally:
-        shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="mutant-") as folder:
+        write_product(Path(folder), {**texts, **changed})
+        caught, how = _simulate(mutant, Path(folder), seeds_max)
     return Result(mutant=mutant.name, caught=caught, how=how, seconds=time.monotonic() - began)
 
 

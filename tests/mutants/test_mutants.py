@@ -85,31 +85,26 @@ def test_a_broken_rule_is_caught() -> None:
     assert ": 2 coverage: " in result.how
 
 
-def test_a_change_that_breaks_nothing_is_not_caught() -> None:
-    hunk = Hunk(
-        path="channel/core/ranges.py",
-        before="BUNDLES_MAX: Final = 65_536",
-        after="BUNDLES_MAX: Final = 2**16",
-    )
-    result = hunt(
-        Mutant(name="harmless", rule="None.", scenario="three-brokers", hunks=(hunk,)),
-        product_texts(),
-        seeds_max=2,
-    )
-    assert not result.caught
-    assert result.how.startswith("NOT CAUGHT by 2 seeds")
+HARMLESS = Hunk(
+    path="channel/core/ranges.py",
+    before="BUNDLES_MAX: Final = 65_536",
+    after="BUNDLES_MAX: Final = 2**16",
+)
+CRASH = Hunk(
+    path="channel/core/view.py",
+    before="    view.offset = offset\n    kind",
+    after="    view.offset = offset.nothing\n    kind",
+)
 
 
-def test_an_agent_that_crashes_does_not_count_as_caught() -> None:
-    hunk = Hunk(
-        path="channel/core/view.py",
-        before="    view.offset = offset\n    kind",
-        after="    view.offset = offset.nothing\n    kind",
-    )
-    result = hunt(
-        Mutant(name="crash", rule="None.", scenario="three-brokers", hunks=(hunk,)),
-        product_texts(),
-        seeds_max=2,
-    )
+@pytest.mark.parametrize(
+    ("hunk", "how"),
+    [(HARMLESS, "NOT CAUGHT by 2 seeds"), (CRASH, "CRASHED")],
+    ids=["harmless", "crash"],
+)
+def test_only_a_broken_rule_counts_as_caught(hunk: Hunk, how: str) -> None:
+    """Neither a change that breaks nothing, nor an agent that crashes."""
+    mutant = Mutant(name="x", rule="None.", scenario="three-brokers", hunks=(hunk,))
+    result = hunt(mutant, product_texts(), seeds_max=2)
     assert not result.caught
-    assert result.how.startswith("CRASHED")
+    assert result.how.startswith(how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -26,14 +26,15 @@ def browser() -> str:
 @contextmanager
 def opened_browser() -> Iterator[Browser]:
     """The browser of this machine, driven by Playwright."""
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=browser(), args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        try:
-            yield chromium
-        finally:
-            chromium.close()
+    with (
+        sync_playwright() as playwright,
+        closing(
+            playwright.chromium.launch(
+                executable_path=browser(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+            )
+        ) as chromium,
+    ):
+        yield chromium
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
 
@@ -174,8 +175,5 @@ def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(
 
 def verify_file(path: Path) -> Findings:
     """What the audit finds in an SQLite file."""
-    log = SqliteLog(str(path), name=URL)
-    try:
+    with closing(SqliteLog(str(path), name=URL)) as log:
         return verify(log)
-    finally:
-        log.close()

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -249,14 +249,13 @@ def _client(cluster: RealCluster, folder: Path) -> Iterator[pulsar.Client]:
     """Connect to the running brokers. The client never learns of others, and is lost once all of
     them are gone.
     """
-    client = pulsar.Client(
-        cluster.service_url,
-        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(folder / "client.log")),
-    )
-    try:
+    with closing(
+        pulsar.Client(
+            cluster.service_url,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(folder / "client.log")),
+        )
+    ) as client:
         yield client
-    finally:
-        client.close()
 
 
 @contextmanager

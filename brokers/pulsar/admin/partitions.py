@@ -103,9 +103,7 @@ class Partitions(TopicPaths):
         """Add partitions to a partitioned topic; never fewer, because clients may use them."""
         topic = _partitionable(request)
         count = await _count_of(request)
-        before = self._partitions(topic)
-        if not before:
-            raise _not_partitioned(topic)
+        before = self._existing(topic)
         if count <= before:
             raise invalid_request(
                 what="the number of partitions",
@@ -129,9 +127,7 @@ class Partitions(TopicPaths):
         if flag_of(request, "local"):
             self._delete_here(topic, is_forced=is_forced)
             return done()
-        before = self._partitions(topic)
-        if not before:
-            raise _not_partitioned(topic)
+        before = self._existing(topic)
         stats = await self._stats_of_partitions(topic)
         if not is_forced:
             check_unused(topic, stats.values())
@@ -142,6 +138,15 @@ class Partitions(TopicPaths):
         self._delete_here(topic, is_forced=is_forced)
         await self._server.schemas.forget(topic)
         return done()
+
+    def _existing(self, topic: TopicName) -> int:
+        """Return the number of partitions. Raise `NotFound` if the topic has none."""
+        partitions = self._partitions(topic)
+        if not partitions:
+            raise NotFound(
+                f"topic {topic.full} has no partitions; create them with create-partitioned-topic"
+            )
+        return partitions
 
     def _delete_here(self, topic: TopicName, *, is_forced: bool) -> None:
         """Delete the partitions here. One that a client has begun to use since the check stays, as
@@ -179,9 +184,7 @@ class Partitions(TopicPaths):
         )
         if flag_of(request, "local"):
             return json_answer(self._local_stats(topic))
-        partitions = self._partitions(topic)
-        if not partitions:
-            raise _not_partitioned(topic)
+        partitions = self._existing(topic)
         stats = await self._stats_of_partitions(topic)
         return json_answer(
             partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted)
@@ -202,9 +205,7 @@ class Partitions(TopicPaths):
 
         if flag_of(request, "local"):
             return json_answer(here())
-        partitions = self._partitions(topic)
-        if not partitions:
-            raise _not_partitioned(topic)
+        partitions = self._existing(topic)
         found = await self._of_partitions(topic, "partitioned-internalStats", here)
         return json_answer({"metadata": metadata_of(partitions), "partitions": found})
 
@@ -225,12 +226,6 @@ def _partitionable(request: web.Request) -> TopicName:
             problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters",
         )
     return topic
-
-
-def _not_partitioned(topic: TopicName) -> NotFound:
-    return NotFound(
-        f"topic {topic.full} has no partitions; create them with create-partitioned-topic"
-    )
 
 
 async def _count_of(request: web.Request) -> int:

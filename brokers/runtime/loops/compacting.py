@@ -11,7 +11,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -74,16 +74,13 @@ async def compact_in_thread(compaction: Compaction) -> Done:
 
 def _compact_here(compaction: Compaction) -> Done:
     try:
-        log = open_log(compaction.log_url, create=False)
-        try:
+        with closing(open_log(compaction.log_url, create=False)) as log:
             done = compact(
                 log,
                 cluster=compaction.cluster,
                 retain=parse_retention(compaction.retain),
                 timeout_ms=WAIT_MS_MAX,
             )
-        finally:
-            log.close()
     except EquipoiseError as error:
         raise _not_compacted(compaction, error.code, str(error)) from error
     return Done(done.horizon, done.ahead)

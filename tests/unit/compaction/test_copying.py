@@ -61,25 +61,22 @@ class TroubledLog(MemoryLog):
 @pytest.fixture
 def old() -> Iterator[TroubledLog]:
     """The log that is copied."""
-    log = TroubledLog(name="memory:old")
-    yield log
-    log.close()
+    with closing(TroubledLog(name="memory:old")) as log:
+        yield log
 
 
 @pytest.fixture
 def new() -> Iterator[TroubledLog]:
     """The log that it is copied to."""
-    log = TroubledLog(name="memory:new")
-    yield log
-    log.close()
+    with closing(TroubledLog(name="memory:new")) as log:
+        yield log
 
 
 @pytest.fixture
 def third() -> Iterator[MemoryLog]:
     """Another log."""
-    log = MemoryLog(name="memory:third")
-    yield log
-    log.close()
+    with closing(MemoryLog(name="memory:third")) as log:
+        yield log
 
 
 @pytest.fixture

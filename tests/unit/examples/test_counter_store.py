@@ -25,9 +25,8 @@ DEADLINE_SECONDS = 30.0
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CounterStore]:
     """Return a new store."""
-    store = CounterStore(tmp_path / "counter.db")
-    yield store
-    store.close()
+    with closing(CounterStore(tmp_path / "counter.db")) as made:
+        yield made
 
 
 def increment(request: str, *, token: int = 5, key: str = KEY, broker: str = "a") -> Increment:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -141,9 +141,8 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.close()
+    with closing(Running()) as made:
+        yield made
 
 
 @dataclass(frozen=True, kw_only=True)

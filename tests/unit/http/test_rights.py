@@ -19,12 +19,26 @@ from tests.unit.security.signing import bearer, token
 from tests.unit.security.who_may import RIGHTS, SUPER
 
 
-async def test_a_broker_whose_own_role_is_no_super_role_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidConfig,
-        match=r"super_roles: .* the role of the broker itself \('broker'\) must be one of them",
-    ):
-        async with cluster(tmp_path, **{**RIGHTS, "super_roles": ("root",)}):
+@pytest.mark.parametrize(
+    ("setting", "roles", "problem"),
+    [
+        (
+            "super_roles",
+            ("root",),
+            r"super_roles: .* the role of the broker itself \('broker'\) must be one of them",
+        ),
+        (
+            "proxy_roles",
+            ("broker",),
+            r"proxy_roles: they name the role of the broker itself \('broker'\)",
+        ),
+    ],
+)
+async def test_a_broker_that_others_would_refuse_does_not_start(
+    setting: str, roles: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match=problem):
+        async with cluster(tmp_path, **{**RIGHTS, setting: roles}):
             raise AssertionError("it started")
 
 
@@ -52,11 +66,3 @@ def test_only_paths_of_services_need_nothing() -> None:
         ):
             assert need_of(method, path) is not ANYONE
     assert need_of("POST", "/health") is ANYONE is need_of("GET", "/orders/{key}")
-
-
-async def test_a_broker_whose_own_role_is_that_of_a_proxy_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidConfig, match=r"proxy_roles: they name the role of the broker itself \('broker'\)"
-    ):
-        async with cluster(tmp_path, **{**RIGHTS, "proxy_roles": ("broker",)}):
-            raise AssertionError("it started")

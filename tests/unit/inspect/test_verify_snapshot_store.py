@@ -5,6 +5,7 @@ beginning is gone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -37,9 +38,8 @@ ALL = Retention(unit="offsets", amount=2**40)
 @pytest.fixture
 def log() -> Iterator[GapLog]:
     """A log of its own."""
-    log = GapLog()
-    yield log
-    log.close()
+    with closing(GapLog()) as made:
+        yield made
 
 
 def only_finding(log: GapLog, *, cluster: str | None = None) -> Finding:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -49,9 +50,8 @@ from tests.channels.gap_log import GapLog
 @pytest.fixture
 def log() -> Iterator[GapLog]:
     """A log of its own."""
-    log = GapLog()
-    yield log
-    log.close()
+    with closing(GapLog()) as made:
+        yield made
 
 
 def spoil(log: GapLog, key: str = "") -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.channels.compacting import compacted
 from tests.channels.walk import Walk
 from tests.spark.archived import NOON_MS, arrivals_of, as_rows, reading_of, writer_of
 from tests.spark.spark_logs import WrittenStream
+from tests.unit.sqlite.sqlite_files import file_size_limit
 
 RECORDS = 400
 BATCH = 90
@@ -341,17 +341,6 @@ def test_archives_of_other_logs_and_of_newer_versions_are_refused(
     for use in (lambda: Tables(tmp_path), lambda: writer_of(tmp_path)):
         with pytest.raises(OperatorError, match="has version 1, this version reads up to 0"):
             use()
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Limit the size in bytes of this process's files during the block."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_ends_a_batch_which_is_written_again(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ backs.
 
 from __future__ import annotations
 
+import resource
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -42,3 +45,16 @@ def edit(path: Path, *statements: str, **values: object) -> None:
         connection.execute(statement, values)
     connection.commit()
     connection.close()
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size: a write beyond it fails as on a broken
+    disk.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

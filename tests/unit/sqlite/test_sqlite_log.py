@@ -5,14 +5,13 @@ replaced; a restart; a long WAL.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,15 @@ from equipoise.channel.sqlite.storage import (
     WAL_BYTES_MAX,
     Synchronous,
 )
-from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
+from tests.unit.sqlite.sqlite_files import (
+    TIMEOUT_MS,
+    URL,
+    append,
+    edit,
+    file_size_limit,
+    make,
+    open_at,
+)
 
 NOBODY = 65_534
 
@@ -53,9 +60,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[SqliteLog]:
     """A handle on a new log."""
-    log = open_at(path)
-    yield log
-    log.close()
+    with closing(open_at(path)) as made:
+        yield made
 
 
 def append_silently(path: Path, offset: int) -> None:
@@ -142,19 +148,6 @@ def test_a_full_database_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPat
     assert [(offsets[0], b"a")] == list(log.read(FIRST_OFFSET, limit=10))
     assert offsets[0] < append(log, b"b")[0]
     log.close()
-
-
-@contextmanager
-def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size: a write beyond it fails as on a broken
-    disk.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_commit_that_fails_leaves_doubt(log: SqliteLog, path: Path) -> None:

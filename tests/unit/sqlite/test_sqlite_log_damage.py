@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -97,12 +98,8 @@ def test_a_file_that_is_not_a_log_is_refused_and_left_alone(path: Path, damage: 
     make_damaged(path)
     before = path.read_bytes()
     # Some damage is seen on opening, some on reading.
-    with pytest.raises(LogDamaged, match=problem) as caught:  # noqa: PT012
-        log = open_at(path)
-        try:
-            log.read(FIRST_OFFSET, limit=1_000)
-        finally:
-            log.close()
+    with pytest.raises(LogDamaged, match=problem) as caught, closing(open_at(path)) as log:
+        log.read(FIRST_OFFSET, limit=1_000)
     assert URL == caught.value.log
     assert before == path.read_bytes()
 

@@ -8,6 +8,7 @@ import ctypes
 import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,15 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def notifier(path: Path) -> Iterator[Notifier]:
     """A notifier that hears by inotify."""
-    notifier = Notifier(str(path), use_inotify=True)
-    yield notifier
-    notifier.close()
+    with closing(Notifier(str(path), use_inotify=True)) as made:
+        yield made
 
 
 @pytest.fixture
 def other(path: Path) -> Iterator[Notifier]:
     """Another notifier on the same file, as another process has it."""
-    other = Notifier(str(path), use_inotify=True)
-    yield other
-    other.close()
+    with closing(Notifier(str(path), use_inotify=True)) as made:
+        yield made
 
 
 def test_a_ring_between_listen_and_sleep_ends_the_sleep(
