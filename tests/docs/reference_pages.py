@@ -24,7 +24,6 @@ from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.lifecycle import (
-    DEATHS,
     PHASE_OF_SHAPE,
     STATE_OF_PHASE,
     TRANSITIONS,
@@ -36,6 +35,7 @@ from equipoise.spark_jobs.rules.rule import Rule
 from equipoise.spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
 from tests.docs.markdown import WRITTEN_BY, cell, mermaid, table
 from tests.docs.openapi import document
+from tests.docs.pulsar_admin_page import pulsar_admin_page
 from tests.docs.record_schema import json_schema
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
@@ -195,12 +195,9 @@ def lifecycle_page() -> str:
             "[Section 3 of the protocol](../protocol.md#3-life-of-a-bundle) has who may take each"
             " step, and on which conditions. A new token begins where a bundle becomes `owned` by"
             " another broker. While a namespace is being deleted, no step begins that assigns,"
-            " transfers or splits."
+            " transfers or splits. The section also has what the death of a broker changes."
         ),
         life(),
-        "## Deaths",
-        "When an incarnation ends, the record that ends it changes every bundle that names it.",
-        mermaid(f"{row.before} --> {row.after}: the {row.role} dies" for row in DEATHS),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -565,6 +562,7 @@ def parts_of_site() -> dict[str, str]:
         "archive.md": archive_page(),
         "commands.md": commands_page(),
         "findings.md": findings_page(),
+        "pulsar-admin.md": pulsar_admin_page(),
         "records.md": records_page(),
     }
 
