@@ -20,7 +20,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from equipoise.brokers.balancing.policies import Pattern, host_of, is_match
+from equipoise.brokers.balancing.policies import (
+    USAGE_THRESHOLD_DEFAULT,
+    Isolation,
+    Pattern,
+    host_of,
+    is_match,
+)
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.snapshot import Candidates
@@ -40,29 +46,6 @@ def _unreadable(name: str, problem: str) -> CallerError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IsolationPolicy:
-    """One namespace isolation policy, with compiled patterns."""
-
-    name: str
-    namespaces: tuple[Pattern, ...]
-    primary: tuple[Pattern, ...]
-    secondary: tuple[Pattern, ...]
-    min_limit: int
-
-    def covers(self, namespace: str) -> bool:
-        """Return whether the policy applies to a namespace."""
-        return is_match(self.namespaces, namespace)
-
-    def is_primary(self, broker: str) -> bool:
-        """Return whether a broker is a primary of the policy."""
-        return is_match(self.primary, host_of(broker))
-
-    def is_secondary(self, broker: str) -> bool:
-        """Return whether a broker is a secondary of the policy."""
-        return is_match(self.secondary, host_of(broker))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolicies:
     """What the administrators of a cluster have set about placement.
 
@@ -73,7 +56,7 @@ class ClusterPolicies:
     * `topics_max`: a broker with as many topics takes no bundle.
     """
 
-    isolations: tuple[IsolationPolicy, ...] = ()
+    isolations: tuple[Isolation, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
     domains: Mapping[str, str] = field(default_factory=dict)
     topics_max: int = 50_000
@@ -87,7 +70,7 @@ class ClusterPolicies:
         return "anti-affinity" if namespace in self.groups else None
 
 
-def parse_isolation(name: str, document: object) -> IsolationPolicy:
+def parse_isolation(name: str, document: object) -> Isolation:
     """Parse a policy as the admin API returns it. Raises `CallerError`."""
     if not isinstance(document, Mapping):
         raise _unreadable(name, "it is not a JSON object")
@@ -98,12 +81,13 @@ def parse_isolation(name: str, document: object) -> IsolationPolicy:
         min_limit = int(limit)
     except (TypeError, ValueError):
         raise _unreadable(name, f"min_limit is {limit!r:.40}") from None
-    return IsolationPolicy(
+    return Isolation(
         name=name,
         namespaces=_patterns(name, document, "namespaces"),
         primary=_patterns(name, document, "primary"),
         secondary=_patterns(name, document, "secondary"),
         min_limit=min_limit,
+        usage_threshold=USAGE_THRESHOLD_DEFAULT,  # No rule here asks for the use of brokers.
     )
 
 
@@ -145,7 +129,7 @@ class PlacementRules:
             broker: policy.name
             for policy in reversed(policies.isolations)
             for broker in self._brokers
-            if policy.is_primary(broker)
+            if is_match(policy.primary, host_of(broker))
         }
         self._isolated: dict[str, Mapping[str, str]] = {}
         self._counts: dict[str, Counter[str]] = {}
@@ -199,11 +183,13 @@ class PlacementRules:
             }
         refused: dict[str, str] = {}
         for policy in covering:
-            primaries = {broker for broker in self._brokers if policy.is_primary(broker)}
+            primaries = {
+                broker for broker in self._brokers if is_match(policy.primary, host_of(broker))
+            }
             for broker in self._brokers:
                 if broker in primaries:
                     continue
-                if not policy.is_secondary(broker):
+                if not is_match(policy.secondary, host_of(broker)):
                     refused.setdefault(
                         broker,
                         f"the isolation policy {policy.name} gives this namespace other brokers",

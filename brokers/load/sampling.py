@@ -47,8 +47,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.channel.core.ranges import namespace_in
@@ -293,46 +294,39 @@ _OPEN_STEP: Final = 500
 _CACHE_STEP: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleFigures:
-    """The figures that rank bundles, in columns: place i of each is of the bundle `names[i]`. Rates
-    are per second.
-
-    `opened` are topics, consumers and producers together.
-    """
-
-    names: Sequence[str]
-    bytes_in: Sequence[float]
-    bytes_out: Sequence[float]
-    messages: Sequence[float]
-    opened: Sequence[int]
-    cache_bytes: Sequence[int]
-
-
-def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
+def busiest_places(carried: Carried, *, at_most: int) -> Sequence[int]:
     """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries
     them in this order.
 
     Bundles without load, of Pulsar's system namespace, or with impossible figures (NaN, negative,
     absurd) are left out. Among equal bundles, the first by name is the heavier.
     """
-    bytes_in = figures.bytes_in
-    places: Sequence[int] = range(len(figures.names))
+    names, bytes_in = carried.names, carried.bytes_in
+    messages = [
+        in_ + out for in_, out in zip(carried.messages_in, carried.messages_out, strict=True)
+    ]
+    opened = [
+        topics + consumers + producers
+        for topics, consumers, producers in zip(
+            carried.topics, carried.consumers, carried.producers, strict=True
+        )
+    ]
+    places: Sequence[int] = range(len(names))
     least = nlargest(at_most, bytes_in)[-1] if 0 < at_most < len(places) else -math.inf
     undecided = _valid(
-        figures, [place for place in places if bytes_in[place] >= least - _BYTES_STEP]
+        carried, messages, [place for place in places if bytes_in[place] >= least - _BYTES_STEP]
     )
     # Drop bundles more than a step below the last of the top, unless too few of the top are valid.
     if sum(bytes_in[place] >= least for place in undecided) < at_most:
-        undecided = _valid(figures, places)
+        undecided = _valid(carried, messages, places)
     # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only
     # the ties of the one before: ranking thousands of bundles by all of them takes milliseconds.
     ranking = (
         (bytes_in, _BYTES_STEP, 0.5),
-        (figures.bytes_out, _BYTES_STEP, 0.5),
-        (figures.messages, _MESSAGES_STEP, 0.5),
-        (figures.opened, _OPEN_STEP, 0.0),
-        (figures.cache_bytes, _CACHE_STEP, 0.0),
+        (carried.bytes_out, _BYTES_STEP, 0.5),
+        (messages, _MESSAGES_STEP, 0.5),
+        (opened, _OPEN_STEP, 0.0),
+        (carried.memory_bytes, _CACHE_STEP, 0.0),
     )
     chosen: list[int] = []
     for column, step, up in ranking:
@@ -341,21 +335,16 @@ def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
             break
         heavier, undecided = _split_at_last(undecided, column, step, up, wanted)
         chosen += heavier
-    chosen += nsmallest(at_most - len(chosen), undecided, key=figures.names.__getitem__)
-    by_name = sorted(chosen, key=figures.names.__getitem__, reverse=True)
+    chosen += nsmallest(at_most - len(chosen), undecided, key=names.__getitem__)
+    by_name = sorted(chosen, key=names.__getitem__, reverse=True)
     return sorted(
         by_name, key=lambda place: [_steps(column[place], step, up) for column, step, up in ranking]
     )
 
 
-def _valid(figures: BundleFigures, places: Sequence[int]) -> list[int]:
+def _valid(carried: Carried, messages: Sequence[float], places: Sequence[int]) -> list[int]:
     """Return the places that a report may name. NaN fails each comparison, too."""
-    names, bytes_in, bytes_out, messages = (
-        figures.names,
-        figures.bytes_in,
-        figures.bytes_out,
-        figures.messages,
-    )
+    names, bytes_in, bytes_out = carried.names, carried.bytes_in, carried.bytes_out
     return [
         place
         for place in places
@@ -389,7 +378,17 @@ def _steps(value: float, step: int, up: float) -> int:
 # a minute.
 HALF_LIFE_MS: Final = 10_000
 
-_RATES: Final = 4  # Of `Traffic`.
+_RATES: Final = 4  # Of `Traffic`, which come first among the figures of messaging.
+_FIGURES: Final = 7
+_figures_of: Final = attrgetter(
+    "bytes_in_per_second",
+    "bytes_out_per_second",
+    "messages_in_per_second",
+    "messages_out_per_second",
+    "topics",
+    "consumers",
+    "producers",
+)
 _DECLARED_HALF_LIFE_MS: Final = 60_000  # An exchange that jumps would move load.
 _IN_USE: Final = 0.1  # Of what is usual. Less of a unit says less of what one takes.
 
@@ -458,23 +457,8 @@ class Carried:
 
         Newcomers are left out: a reader that averages their figures would start too low.
         """
-        figures = BundleFigures(
-            names=self.names,
-            bytes_in=self.bytes_in,
-            bytes_out=self.bytes_out,
-            messages=[
-                in_ + out for in_, out in zip(self.messages_in, self.messages_out, strict=True)
-            ],
-            opened=[
-                topics + consumers + producers
-                for topics, consumers, producers in zip(
-                    self.topics, self.consumers, self.producers, strict=True
-                )
-            ],
-            cache_bytes=self.memory_bytes,
-        )
         bound = len(self.names) if at_most is None else at_most
-        found = busiest_places(figures, at_most=bound + len(self.newcomers))
+        found = busiest_places(self, at_most=bound + len(self.newcomers))
         places = [place for place in found if self.names[place] not in self.newcomers][-bound:]
         return tuple(self._bundle(place) for place in places)
 
@@ -532,16 +516,17 @@ class BundleAverages:
         present = [loads.get(name, idle) for name in names]
         estimates = costs_of(present, coefficients)
         self._declare(names, present, estimates, rates=rates, elapsed_ms=elapsed_ms)
-        columns = _columns(present, with_declared(present, estimates, rates))
+        present_costs = with_declared(present, estimates, rates)
+        columns = _columns(present, present_costs)
         if coefficients != self._coefficients:
             former = with_declared(present, costs_of(present, self._coefficients), rates)
-            self._forecasts.convert(_times(former, columns.costs))
+            self._forecasts.convert(_times(former, present_costs))
             self._coefficients = coefficients
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
             for column_before, column in zip(
-                self._before(names, columns.rates), columns.rates, strict=True
+                self._before(names, columns[:_RATES]), columns[:_RATES], strict=True
             )
         ]
         counted = (name for name, load in zip(names, present, strict=True) if not load.unit)
@@ -549,13 +534,13 @@ class BundleAverages:
         self._names, self._columns = names, updated
         costs, noise = self._forecasts.update(
             names,
-            columns.costs,
+            present_costs,
             newcomers=self._newcomers,
             elapsed_ms=max(elapsed_ms, 1),
             window_ms=cost_window_ms,
         )
         bytes_in, bytes_out, messages_in, messages_out = updated
-        topics, consumers, producers, memory_bytes = columns.counts
+        topics, consumers, producers = columns[_RATES:]
         return Carried(
             names=self._names,
             newcomers=self._newcomers,
@@ -568,7 +553,7 @@ class BundleAverages:
             topics=topics,
             consumers=consumers,
             producers=producers,
-            memory_bytes=memory_bytes,
+            memory_bytes=[load.memory_bytes for load in present],
             declared=self._declared,
         )
 
@@ -618,16 +603,6 @@ class BundleAverages:
         ]
 
 
-class _Columns(NamedTuple):
-    """Columns of the current loads. `rates`: bytes in and out, messages in and out. `counts`:
-    topics, consumers, producers, bytes in memory.
-    """
-
-    rates: Sequence[Sequence[float]]
-    costs: Sequence[float]
-    counts: Sequence[Sequence[int]]
-
-
 def _blended(before: Declared | None, now: Declared, kept: float) -> Declared:
     if before is None or before.unit != now.unit or not before.amount:
         return now
@@ -647,57 +622,28 @@ def _times(before: Iterable[float], now: Iterable[float]) -> float:
     return new / old if old else 1.0
 
 
-def _columns(loads: Sequence[BundleLoad], costs: Sequence[float]) -> _Columns:
-    """Return the columns of these loads and their costs, in their order.
-
-    A load without messaging figures is converted: a call counts as an incoming message, a session
-    as a consumer. Pulsar's strategies weigh bundles by bytes only. So CPU time counts as bytes,
-    too, and each call as `BYTES_PER_CALL` if a service counts no bytes. A declared cost counts as
-    bytes alone.
-    """
-    figures = [
-        load.messaging or _as_messaging(load, cost) for load, cost in zip(loads, costs, strict=True)
+def _columns(loads: Sequence[BundleLoad], costs: Sequence[float]) -> Sequence[Sequence[Any]]:
+    """Return the columns of the figures of these loads, in their order: see `_figures_of`."""
+    rows = [
+        _figures_of(load.messaging) if load.messaging else _as_messaging(load, cost)
+        for load, cost in zip(loads, costs, strict=True)
     ]
-    return _Columns(
-        rates=(
-            [each.bytes_in_per_second for each in figures],
-            [each.bytes_out_per_second for each in figures],
-            [each.messages_in_per_second for each in figures],
-            [each.messages_out_per_second for each in figures],
-        ),
-        costs=costs,
-        counts=(
-            [each.topics for each in figures],
-            [each.consumers for each in figures],
-            [each.producers for each in figures],
-            [load.memory_bytes for load in loads],
-        ),
-    )
+    return list(zip(*rows, strict=True)) or ((),) * _FIGURES
 
 
-class _UncheckedMessaging(NamedTuple):
-    """Like `Messaging` without its check: bytes computed from calls may be infinite."""
+def _as_messaging(load: BundleLoad, cost: float) -> tuple[float, ...]:
+    """Return the same figures of a load that has none of messaging.
 
-    bytes_in_per_second: float
-    messages_in_per_second: float
-    consumers: int
-    bytes_out_per_second: float = 0.0
-    messages_out_per_second: float = 0.0
-    producers: int = 0
-    topics: int = 0
-
-
-def _as_messaging(load: BundleLoad, cost: float) -> _UncheckedMessaging:
+    A call counts as an incoming message, a session as a consumer. Pulsar's strategies weigh bundles
+    by bytes only. So CPU time counts as bytes, too, and each call as `BYTES_PER_CALL` if a service
+    counts no bytes. A declared cost counts as bytes alone.
+    """
     if load.unit:
         bytes_in = cost * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
     else:
         bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
         bytes_in += load.cpu_seconds_per_second * CALLS_PER_CPU_SECOND * BYTES_PER_CALL
-    return _UncheckedMessaging(
-        bytes_in_per_second=bytes_in,
-        messages_in_per_second=load.calls_per_second,
-        consumers=load.sessions,
-    )
+    return bytes_in, 0.0, load.calls_per_second, 0.0, 0, load.sessions, 0
 
 
 def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:

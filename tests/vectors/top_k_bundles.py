@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.brokers.load.sampling import BundleFigures, busiest_places
+from equipoise.brokers.load.sampling import Carried, busiest_places
 from equipoise.shedder.loads import BundleTraffic
 from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
@@ -19,15 +19,19 @@ def replay(case: Case) -> object:
 
 def top_bundles(bundles: Sequence[BundleTraffic], *, at_most: int) -> list[BundleTraffic]:
     """Return the busiest bundles, lightest first."""
-    figures = BundleFigures(
-        names=[bundle.bundle for bundle in bundles],
-        bytes_in=[bundle.traffic.bytes_in_per_second for bundle in bundles],
-        bytes_out=[bundle.traffic.bytes_out_per_second for bundle in bundles],
-        messages=[bundle.traffic.messages_per_second for bundle in bundles],
-        opened=[bundle.topics + bundle.consumers + bundle.producers for bundle in bundles],
-        cache_bytes=[bundle.cache_bytes for bundle in bundles],
+    traffics = [bundle.traffic for bundle in bundles]
+    carried = Carried(
+        names=tuple(bundle.bundle for bundle in bundles),
+        bytes_in=[each.bytes_in_per_second for each in traffics],
+        bytes_out=[each.bytes_out_per_second for each in traffics],
+        messages_in=[each.messages_in_per_second for each in traffics],
+        messages_out=[each.messages_out_per_second for each in traffics],
+        topics=[bundle.topics for bundle in bundles],
+        consumers=[bundle.consumers for bundle in bundles],
+        producers=[bundle.producers for bundle in bundles],
+        memory_bytes=[bundle.cache_bytes for bundle in bundles],
     )
-    return [bundles[place] for place in busiest_places(figures, at_most=at_most)]
+    return [bundles[place] for place in busiest_places(carried, at_most=at_most)]
 
 
 def bundle_of(name: str, figures: list[float]) -> BundleTraffic:

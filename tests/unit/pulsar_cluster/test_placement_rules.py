@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from equipoise.brokers.balancing.policies import Isolation
 from equipoise.channel.core.errors import CallerError
 from equipoise.pulsar_cluster.placement_rules import (
     ClusterPolicies,
-    IsolationPolicy,
     PlacementRules,
     parse_isolation,
 )
@@ -16,7 +16,7 @@ from tests.unit.pulsar_cluster.made_clusters import names
 BROKERS = ("a-1:80", "a-2:80", "b-1:80", "b-2:80")
 
 
-def isolation(**fields: object) -> IsolationPolicy:
+def isolation(**fields: object) -> Isolation:
     document = {"namespaces": ["bank/.*"], "primary": ["a-.*"], "secondary": ["b-1"]} | fields
     return parse_isolation("bank", document)
 
