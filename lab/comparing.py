@@ -42,34 +42,19 @@ Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A policy to compare: the name of a shedder, and its settings."""
-
-    name: str
-    settings: BalancingSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PolicyResults:
-    """The results of one policy on one trace, one per seed, in the order of the seeds."""
-
-    policy: str
-    results: tuple[Result, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
-    """One trace: the outcome of each policy, in the order of the policies, what the references
-    reach, and what nobody can.
+    """One trace: what each policy reaches, in their order, what the references do, and what nobody
+    can.
 
+    * `outcomes`, by policy: a result per seed, in the order of the seeds.
     * `references`, by seed: the metrics of the more even reference. `reference` is its name for the
       first seed.
     * `cuts`, by seed: the lines that no policy is below.
     """
 
     trace: str
-    outcomes: tuple[PolicyResults, ...]
+    outcomes: Mapping[str, tuple[Result, ...]]
     reference: str
     references: tuple[Metrics, ...]
     cuts: tuple[tuple[Cut, ...], ...]
@@ -82,8 +67,8 @@ class Comparison:
         how much more this one has.
         """
         rows: list[dict[str, object]] = []
-        for outcome in self.outcomes:
-            metrics = [result.metrics() for result in outcome.results]
+        for policy, results in self.outcomes.items():
+            metrics = [result.metrics() for result in results]
             pairs = list(zip(metrics, self.references, strict=True))
             bounds = [
                 bound_at(cuts, each.load_moved)
@@ -92,7 +77,7 @@ class Comparison:
             rows.append(
                 {
                     "trace": self.trace,
-                    "policy": outcome.policy,
+                    "policy": policy,
                     "unevenness_ratio": _mean(
                         _ratio(each.unevenness, best.unevenness) for each, best in pairs
                     ),
@@ -142,19 +127,19 @@ def settings_of(
 
 def compare(
     traces: Mapping[str, Traces],
-    policies: Sequence[Contender],
+    policies: Mapping[str, BalancingSettings],
     *,
     seeds: Sequence[int],
     note: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int | None = None,
 ) -> list[Comparison]:
-    """Run every policy and the references on every trace and seed, in as many processes as there
-    are cores, and compare.
+    """Run every policy, with its settings, and the references on every trace and seed, in as many
+    processes as there are cores, and compare.
 
     `note` is called with the number of finished runs and bounds, and of all of them.
     """
-    references = [Contender(name=name, settings=settings_of(name)) for name in REFERENCES]
-    settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
+    references = {name: settings_of(name) for name in REFERENCES}
+    settings = list(dict.fromkeys((*policies.values(), *references.values())))
     jobs = [
         Run(trace=make(seed), settings=each, seed=seed)
         for make in traces.values()
@@ -171,19 +156,15 @@ def compare(
     for name in traces:
         by_seed = [{each: next(results) for each in settings} for _ in seeds]
         metrics = [
-            [(by[policy.settings].metrics(), policy.name) for policy in references]
-            for by in by_seed
+            [(by[each].metrics(), name) for name, each in references.items()] for by in by_seed
         ]
         best = [min(each, key=lambda pair: pair[0].unevenness) for each in metrics]
         comparisons.append(
             Comparison(
                 trace=name,
-                outcomes=tuple(
-                    PolicyResults(
-                        policy=policy.name, results=tuple(by[policy.settings] for by in by_seed)
-                    )
-                    for policy in policies
-                ),
+                outcomes={
+                    policy: tuple(by[each] for by in by_seed) for policy, each in policies.items()
+                },
                 reference=best[0][1],
                 references=tuple(each for each, _ in best),
                 cuts=tuple(next(all_cuts) for _ in seeds),

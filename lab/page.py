@@ -134,8 +134,8 @@ def runs_plot(comparison: Comparison) -> bytes:
     """
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
-    for place, outcome in enumerate(comparison.outcomes):
-        _draw_run(axes.ravel().tolist(), outcome.results[0], place, outcome.policy)
+    for place, (policy, results) in enumerate(comparison.outcomes.items()):
+        _draw_run(axes.ravel().tolist(), results[0], place, policy)
     for each, title in zip(
         axes.ravel(),
         (
@@ -164,11 +164,7 @@ def overview_plot(comparisons: Sequence[Comparison]) -> bytes:
     """
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
-    policies = list(
-        dict.fromkeys(
-            outcome.policy for comparison in comparisons for outcome in comparison.outcomes
-        )
-    )
+    policies = list(dict.fromkeys(policy for each in comparisons for policy in each.outcomes))
     rows = [row for comparison in comparisons for row in comparison.rows()]
     for place, policy in enumerate(policies):
         points = [

@@ -28,7 +28,6 @@ from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
 
 if TYPE_CHECKING:
-    from equipoise.lab.comparing import Contender
     from equipoise.lab.traces import Recording, Shape
     from equipoise.lab.tuning import Search
 
@@ -365,13 +364,10 @@ def _check_extra() -> None:
 
 def _policies(
     names: Sequence[str], given: Mapping[str, str], every_s: float | None
-) -> list[Contender]:
-    from equipoise.lab.comparing import Contender, settings_of
+) -> dict[str, BalancingSettings]:
+    from equipoise.lab.comparing import settings_of
 
-    return [
-        Contender(name=name, settings=settings_of(name, given=given, every_s=every_s))
-        for name in dict.fromkeys(names)
-    ]
+    return {name: settings_of(name, given=given, every_s=every_s) for name in names}
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,19 +26,17 @@ from typing import Final, Self
 
 from equipoise.brokers.errors import data_directory_unusable
 from equipoise.brokers.local.local_broker import LocalBroker, end_of, ports_of
-from equipoise.brokers.operations.access import Access, resync
+from equipoise.brokers.operations.access import Access, follow
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.errors import (
     Bug,
     DeadlineExceeded,
     EquipoiseError,
     LogStorageFull,
-    LogTruncated,
-    LogUnavailable,
     OperatorError,
     invalid_log_url,
 )
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord
@@ -57,8 +55,6 @@ LOOK_MS: Final = 100
 """How often a start checks whether it was cancelled: a signal handler cannot notify."""
 
 _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
-
-_FOLLOW_MS: Final = 1_000
 
 
 class EventKind(StrEnum):
@@ -276,7 +272,6 @@ class LocalCluster:
         if self._follower is not None:
             with self._changed:
                 self._closing = True
-            self._wake()
             self._follower.join()
         elif self._log is not None:  # The log could be opened, but not read.
             self._log.close()
@@ -466,9 +461,10 @@ class LocalCluster:
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                self._read_on(access)
-                for member in self._members:
-                    self._note_ready(access, member)
+                try:
+                    self._read_on(access)
+                except LogStorageFull:  # It is temporary, and the brokers wait for it as well.
+                    time.sleep(RETRY_MS / 1_000)
         except EquipoiseError as error:
             failure = error
         # Without this, a dead thread would leave its cluster waiting.
@@ -491,13 +487,14 @@ class LocalCluster:
             )
 
     def _read_on(self, access: Access) -> None:
-        try:
-            for folded in _read_or_resync(access):
+        for folded in follow(access):
+            if folded is not None:
                 self._note_death(folded)
-        except (LogUnavailable, LogStorageFull):
-            # Both are temporary, and the brokers wait for them as well.
-            time.sleep(RETRY_MS / 1_000)
-        self._offset = access.view.offset
+            self._offset = access.view.offset
+            for member in self._members:
+                self._note_ready(access, member)
+            if self._closing:
+                return
 
     def _note_ready(self, access: Access, member: LocalBroker) -> None:
         broker = access.view.brokers.get(member.id)
@@ -539,10 +536,6 @@ class LocalCluster:
                         bundles=bundles,
                     )
 
-    def _wake(self) -> None:
-        if self._log is not None:
-            self._log.wake()
-
     def _report(
         self, what: EventKind, member: LocalBroker | None, text: str, **details: str | int | None
     ) -> None:
@@ -560,12 +553,3 @@ class LocalCluster:
 
 def _failed(member: LocalBroker, problem: str) -> OperatorError:
     return OperatorError(f"the broker {member.id} failed: {problem}; see {member.file}")
-
-
-def _read_or_resync(access: Access) -> Iterator[Folded]:
-    try:
-        if access.log.wait(access.reader.position, timeout_ms=_FOLLOW_MS):
-            for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
-                yield access.reader.feed(entry)
-    except LogTruncated:
-        resync(access)

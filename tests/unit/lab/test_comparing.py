@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.comparing import OURS, Comparison, Contender, compare, settings_of
+from equipoise.lab.comparing import OURS, Comparison, compare, settings_of
 from equipoise.lab.page import write_page
 from equipoise.lab.traces import Recording, Shape, Trace, generated
 from equipoise.shedder.costs import IDLE_COST
@@ -26,7 +26,7 @@ def trace_of(kind: str, seed: int) -> Trace:
 
 @pytest.fixture(scope="module")
 def comparisons() -> list[Comparison]:
-    policies = [Contender(name=name, settings=settings_of(name)) for name in (OURS, "AvgShedder")]
+    policies = {name: settings_of(name) for name in (OURS, "AvgShedder")}
     done: list[tuple[int, int]] = []
     traces = {kind: partial(trace_of, kind) for kind in ("steady", "broker-lost")}
     found = compare(
@@ -48,10 +48,10 @@ def test_a_row_has_the_ratios_to_the_more_even_reference(comparisons: list[Compa
     ] == [(row["trace"], row["policy"]) for row in rows]
     for comparison in comparisons:
         ours, average = comparison.rows()
-        for outcome, row in zip(comparison.outcomes, (ours, average), strict=True):
+        for results, row in zip(comparison.outcomes.values(), (ours, average), strict=True):
             ratios = [
                 result.metrics().unevenness / best.unevenness
-                for result, best in zip(outcome.results, comparison.references, strict=True)
+                for result, best in zip(results, comparison.references, strict=True)
             ]
             assert pytest.approx(sum(ratios) / 2, abs=1e-4) == row["unevenness_ratio"]
         assert isinstance(ours["unevenness_ratio"], float)
