@@ -30,7 +30,7 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.requests import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import serves_on
-from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, next_entry
@@ -44,6 +44,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.inspect import story
 from tests.scenarios.words import moment, shortened
 from tests.simulation.checkers.coverage import Coverage, Tokens
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.stand_in_service import VERBS, StandInService, Work, bundle_of
 
 # No command of a story takes as many steps. Agents that take more answer each other for ever.
@@ -254,7 +255,7 @@ class Stage:
         self.hosts: dict[str, Host] = {}
         self.admin = Link()
         self.timing = Timing()
-        self.log = SharedLog(name="story", cluster="story", folded=self._folded)
+        self.log = FaultyLog(name="story", cluster="story", folded=self._folded)
         self.names = story.Names(self.log.view)
         self.log_is_out = False
         self.records: list[str] = []
@@ -553,7 +554,7 @@ def no_hurry(process: Process) -> None:
     )
 
 
-def one_view(hosts: Sequence[Host], log: SharedLog) -> None:
+def one_view(hosts: Sequence[Host], log: FaultyLog) -> None:
     """Check that every broker's view equals, byte for byte, the fold of the log from its beginning
     to where the broker has read.
     """

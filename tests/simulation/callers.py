@@ -12,11 +12,11 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core.ranges import HASH_MAX
 from tests.simulation.checkers.all_checkers import Checkers
 from tests.simulation.checkers.ownership import Work, child_of
 from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.host import Host, Process
 from tests.simulation.parts import Parts
 
@@ -40,7 +40,7 @@ class Begun:
 class Callers:
     """All callers of a run."""
 
-    def __init__(self, parts: Parts, log: SharedLog, hosts: list[Host], checkers: Checkers) -> None:
+    def __init__(self, parts: Parts, log: FaultyLog, hosts: list[Host], checkers: Checkers) -> None:
         self._parts = parts
         self._log = log
         self._hosts = hosts

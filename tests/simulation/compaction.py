@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core.log import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
 from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.parts import Parts
 
 # Of 1,000 compactions, how many remove all entries below the snapshot, so that any lagging reader
@@ -23,7 +23,7 @@ _ALL_PERMILLE: Final = 300
 class Compactor:
     """Folds the log with its own lagging reader, and compacts it from time to time until `stop`."""
 
-    def __init__(self, parts: Parts, log: SharedLog) -> None:
+    def __init__(self, parts: Parts, log: FaultyLog) -> None:
         self._parts = parts
         self._log = log
         self._reader = log.reader()

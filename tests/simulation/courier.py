@@ -8,10 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.testing.agent_host import Failed, Failure, SharedLog
+from equipoise.brokers.testing.agent_host import Failed, Failure
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from tests.simulation.clock import MICROSECONDS_PER_MS
 from tests.simulation.faults import NEVER
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.parts import Parts
 
 DOWN: Final = b'"status":"down"'
@@ -40,7 +41,7 @@ class Link:
 class Courier:
     """Carries the records of all authors to the log."""
 
-    def __init__(self, parts: Parts, log: SharedLog) -> None:
+    def __init__(self, parts: Parts, log: FaultyLog) -> None:
         self._parts = parts
         self._log = log
 

@@ -23,13 +23,14 @@ from equipoise.brokers.agent.effects import (
 )
 from equipoise.brokers.agent.events import Event, Instant, ProcessEnded, Requested, Tick
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed, SharedLog
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown
 from equipoise.channel.core.view import View
 from tests.channels.model import is_named
 from tests.simulation.clock import MICROSECONDS_PER_MS, Clock
 from tests.simulation.courier import Courier, Link
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.parts import Parts
 from tests.simulation.post import Post
 from tests.simulation.stand_in_service import VERBS, StandInService, Work, bundle_of
@@ -263,7 +264,7 @@ class Host:
         name: str,
         broker: str,
         clock: Clock,
-        log: SharedLog,
+        log: FaultyLog,
         courier: Courier,
         post: Post,
         watcher: Watcher,
@@ -447,9 +448,10 @@ class Host:
             self._fetch_soon()
             return
         if process.read < self.log.first:
-            self.parts.story.say(
-                self.name, "RESYNCS over {} entries", self.log.restored()[0] - process.read
-            )
-        process.read_on()
+            read, view = self.log.restored()
+            self.parts.story.say(self.name, "RESYNCS over {} entries", read - process.read)
+            process.resync(read, view)
+        else:
+            process.read_on()
         if process.alive:
             self._fetch_soon()

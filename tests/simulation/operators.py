@@ -27,7 +27,6 @@ from equipoise.brokers.balancing.splitting.split_points import (
     RANGE_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
 )
-from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BundleEntry
@@ -36,6 +35,7 @@ from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord, Scalar
 from tests.simulation.clock import MICROSECONDS_PER_MS
 from tests.simulation.courier import Courier, Link
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.host import Host, Process
 from tests.simulation.parts import Parts
 
@@ -66,7 +66,7 @@ _JUNK: Final = (
 class Operators:
     """All operators of a run. Their own records use a separate link to the log."""
 
-    def __init__(self, parts: Parts, log: SharedLog, hosts: list[Host], courier: Courier) -> None:
+    def __init__(self, parts: Parts, log: FaultyLog, hosts: list[Host], courier: Courier) -> None:
         self.link = Link()
         self._parts = parts
         self._log = log

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.testing.agent_host import SharedLog
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from tests.simulation.callers import Callers
@@ -21,6 +20,7 @@ from tests.simulation.clock import (
 from tests.simulation.compaction import Compactor
 from tests.simulation.courier import Courier
 from tests.simulation.faults import Faults
+from tests.simulation.faulty_log import FaultyLog
 from tests.simulation.host import Host, Process
 from tests.simulation.operators import Operators
 from tests.simulation.parts import Parts
@@ -72,7 +72,7 @@ class World:
             nobody_dies=scenario.nobody_dies,
             nobody_fences=scenario.nobody_fences,
         )
-        self.log = SharedLog(
+        self.log = FaultyLog(
             name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts)
         )
         courier = Courier(parts, self.log)
