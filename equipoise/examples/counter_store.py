@@ -5,23 +5,19 @@ This refusal is the purpose of the token. A broker can stall between its last ow
 the arrival of its write, while another broker comes to own the key. Only the store sees both
 writes.
 
-All waiting writes become one transaction, in the store's own thread. `synchronous=NORMAL` does not
-wait for the disk: writes survive the death of a process, but a power failure may undo the newest
-ones, counters and tokens together. A store that must survive that uses FULL, at the cost of a disk
-write per batch.
+Each write is a transaction in the store's own thread. `synchronous=NORMAL` does not wait for the
+disk: writes survive the death of a process, but a power failure may undo the newest ones, counters
+and tokens together. A store that must survive that uses FULL, at the cost of a disk write for each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import random
 import sqlite3
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +25,14 @@ from typing import Final
 
 from equipoise.errors import (
     CallerError,
-    EquipoiseError,
     OperatorError,
     Overloaded,
     PeerError,
     StaleToken,
 )
 
-# A transaction of this size takes about 5 ms, which is how long other brokers wait.
-BATCH_MAX: Final = 256
-QUEUE_MAX: Final = 4_096  # Sixteen batches, a tenth of a second of work.
-BUSY_SECONDS_MAX: Final = 5.0  # How long a batch waits for the writes of other brokers.
+WAITING_MAX: Final = 4_096  # Writes that wait: about a second of work.
+BUSY_SECONDS_MAX: Final = 5.0  # How long a write waits for those of other brokers.
 OPEN_SECONDS_MAX: Final = 5.0
 
 _PRIMARY_CODE: Final = 0xFF
@@ -105,10 +98,10 @@ class CounterStore:
             raise OperatorError(
                 f"the counters cannot be kept in {path}: {error}; name another file"
             ) from error
+        # SQLite blocks its thread while it waits for the disk, or for another broker.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="counter store")
         self._is_open = True
-        self._queue = queue.Queue[tuple[Increment, Future[Stored]] | None](maxsize=QUEUE_MAX)
-        self._thread = threading.Thread(target=self._run, name="counter store", daemon=True)
-        self._thread.start()
+        self._waiting = 0
 
     async def increment(self, increment: Increment) -> Stored:
         """Apply an increment, or return the result of its earlier application.
@@ -118,62 +111,35 @@ class CounterStore:
         """
         if not self._is_open:
             raise PeerError("the counters' store is closed; ask another broker")
-        future: Future[Stored] = Future()
+        if self._waiting >= WAITING_MAX:
+            raise Overloaded(what="the queue of the counters' store", limit=WAITING_MAX)
+        self._waiting += 1
         try:
-            self._queue.put_nowait((increment, future))
-        except queue.Full:
-            raise Overloaded(what="the queue of the counters' store", limit=QUEUE_MAX) from None
-        return await asyncio.wrap_future(future)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._write, increment
+            )
+        except sqlite3.Error as error:
+            raise PeerError(
+                f"the counters' store failed: {error}; ask again with the same request id"
+            ) from error
+        finally:
+            self._waiting -= 1
 
     def close(self) -> None:
-        """Write the queued increments, and close the file."""
+        """Write the increments that wait, and close the file."""
         self._is_open = False
-        self._queue.put(None)
-        self._thread.join()
+        self._thread.shutdown()
         self._connection.close()
 
     # --- in the thread ---
 
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            items = [self._queue.get()]
-            while len(items) < BATCH_MAX and not self._queue.empty():
-                items.append(self._queue.get())
-            is_open = None not in items
-            # Drop the writes of callers that have gone.
-            self._write(
-                [
-                    item
-                    for item in items
-                    if item is not None and item[1].set_running_or_notify_cancel()
-                ]
-            )
-
-    def _write(self, batch: Sequence[tuple[Increment, Future[Stored]]]) -> None:
-        outcomes: Sequence[Stored | EquipoiseError]
-        try:
-            self._begin()
-            try:
-                outcomes = [self._apply(increment) for increment, _ in batch]
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.rollback()
-                raise
-        except Exception as error:  # noqa: BLE001 - after any error, no caller may wait for ever
-            outcomes = [
-                PeerError(
-                    f"the counters' store failed: {error}; ask again with the same request id"
-                )
-            ] * len(batch)
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Stored):
-                future.set_result(outcome)
-            else:
-                future.set_exception(outcome)
-
-    def _begin(self) -> None:
+    def _write(self, increment: Increment) -> Stored:
         self._execute_patiently("BEGIN IMMEDIATE", seconds_max=BUSY_SECONDS_MAX)
+        with self._connection:  # Commits, or rolls back after an error.
+            outcome = self._apply(increment)
+        if isinstance(outcome, Stored):
+            return outcome
+        raise outcome  # After the commit: a refusal is stored, too.
 
     def _execute_patiently(self, statement: str, *, seconds_max: float) -> None:
         """Execute a statement that needs a lock. Pauses are short and random; equal, growing ones

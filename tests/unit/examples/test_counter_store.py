@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.errors import CallerError, EquipoiseError, OperatorError, PeerError, StaleToken
+from equipoise.errors import CallerError, OperatorError, PeerError, StaleToken
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
@@ -126,23 +126,17 @@ def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
             CounterStore(path)
 
 
-def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_path: Path) -> None:
+def test_a_failure_of_the_file_reaches_its_caller(store: CounterStore, tmp_path: Path) -> None:
     """Nothing of the failed transaction is stored, and the store goes on."""
-    spoiler = sqlite3.connect(tmp_path / "counter.db", isolation_level=None)
-    spoiler.execute(
-        "CREATE TRIGGER spoil BEFORE INSERT ON writes WHEN NEW.request = 'bad' BEGIN SELECT"
-        " RAISE(ABORT, 'spoilt'); END"
-    )
-    made = outcomes(store, *(increment(f"r{number}") for number in range(5)), increment("bad"))
-    failed = [each for each in made if isinstance(each, EquipoiseError)]
-    assert {PeerError} == {type(each) for each in failed}
-    assert isinstance(made[-1], PeerError)
-    assert [(6 - len(failed),)] == rows(tmp_path, "SELECT count(*) FROM writes")
-    spoiler.execute("DROP TRIGGER spoil")
-    spoiler.close()
-    assert [Stored(value=7 - len(failed), token=5, broker="a")] == outcomes(
-        store, increment("good")
-    )
+    with closing(sqlite3.connect(tmp_path / "counter.db", isolation_level=None)) as spoiler:
+        spoiler.execute(
+            "CREATE TRIGGER spoil BEFORE INSERT ON writes WHEN NEW.request = 'bad' BEGIN SELECT"
+            " RAISE(ABORT, 'spoilt'); END"
+        )
+    made, failed, good = outcomes(store, increment("r1"), increment("bad"), increment("r2"))
+    assert isinstance(failed, PeerError)
+    assert "spoilt; ask again with the same request id" in str(failed)
+    assert [Stored(value=value, token=5, broker="a") for value in (1, 2)] == [made, good]
 
 
 async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
@@ -156,30 +150,14 @@ async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
         await store.increment(increment("r2"))
 
 
-def test_a_cancelled_increment_is_not_made(
-    store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_increment_is_not_made(store: CounterStore, tmp_path: Path) -> None:
     """If the store has not begun it."""
-    # The moment between two batches.
-    begun, go_on, begin = threading.Event(), threading.Event(), store._begin  # noqa: SLF001
-
-    def begin_slowly() -> None:
-        begun.set()
-        assert go_on.wait(DEADLINE_SECONDS)
-        begin()
-
-    async def ask() -> None:
-        first = asyncio.ensure_future(store.increment(increment("r1")))
-        assert await asyncio.to_thread(begun.wait, DEADLINE_SECONDS)
-        second = asyncio.ensure_future(store.increment(increment("r2")))
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        await asyncio.sleep(0)  # The cancellation goes on to the store's side of it.
-        go_on.set()
-        await first
-
-    monkeypatch.setattr(store, "_begin", begin_slowly)
-    asyncio.run(ask())
-    assert [Stored(value=2, token=5, broker="a")] == outcomes(store, increment("r3"))
-    assert [("r1",), ("r3",)] == rows(tmp_path, "SELECT request FROM writes ORDER BY position")
+    go_on = threading.Event()
+    store._thread.submit(go_on.wait, DEADLINE_SECONDS)  # noqa: SLF001 - it is at work
+    cancelled = asyncio.ensure_future(store.increment(increment("r1")))
+    await asyncio.sleep(0)  # It stands in the queue.
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    go_on.set()
+    assert Stored(value=1, token=5, broker="a") == await store.increment(increment("r2"))
+    assert [("r2",)] == rows(tmp_path, "SELECT request FROM writes")
