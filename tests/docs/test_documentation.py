@@ -91,14 +91,15 @@ def test_a_page_of_the_site_links_within_it(page: Path) -> None:
 
 
 @EACH_PAGE
-def test_a_list_is_a_list_on_the_site_too(page: Path) -> None:
-    """Python's Markdown takes a list for one only after an empty line, and a list within a list
-    only four blanks further in.
+def test_a_list_or_table_is_one_on_the_site_too(page: Path) -> None:
+    """Python's Markdown takes a list or a table for one only after an empty line, and a list within
+    a list only four blanks further in.
     """
     is_in_list, before, wrong = False, "", []
     for line in prose(page).splitlines():
         item = re.match(r"( *)([*-]|\d+\.) ", line)
-        if item and (len(item[1]) % 4 or not (is_in_list or not before)):
+        is_late_row = line.startswith("|") and before and not before.startswith(("|", "<!--"))
+        if is_late_row or (item and (len(item[1]) % 4 or not (is_in_list or not before))):
             wrong.append(line)
         # A paragraph of its own ends the list.
         is_in_list = bool(item) or (is_in_list and (bool(before) or not line))
