@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
@@ -44,15 +44,14 @@ took."""
 
 def append_steadily(url: str, stop: Event, ready: Event, results: Queue[Latencies]) -> None:
     """The other process: one record every few milliseconds, each append measured."""
-    log = open_log(url)
-    ready.set()
-    latencies: Latencies = []
-    while not stop.wait(APPEND_PAUSE_SECONDS):
-        began = time.monotonic()
-        log.append([b'{"kind":"none"}'], timeout_ms=TIMEOUT_MS)
-        latencies.append((began, (time.monotonic() - began) * 1e3))
-    results.put(latencies)
-    log.close()
+    with closing(open_log(url)) as log:
+        ready.set()
+        latencies: Latencies = []
+        while not stop.wait(APPEND_PAUSE_SECONDS):
+            began = time.monotonic()
+            log.append([b'{"kind":"none"}'], timeout_ms=TIMEOUT_MS)
+            latencies.append((began, (time.monotonic() - began) * 1e3))
+        results.put(latencies)
 
 
 @contextmanager
@@ -97,11 +96,10 @@ def restore_and_tell(url: str, results: Queue[tuple[float, int]]) -> None:
     to.
     """
     began = time.monotonic()
-    log = open_log(url)
-    reader = restored(log)
-    read_on(log, reader, deadline=soon())
-    results.put((time.monotonic() - began, reader.view.digest()))
-    log.close()
+    with closing(open_log(url)) as log:
+        reader = restored(log)
+        read_on(log, reader, deadline=soon())
+        results.put((time.monotonic() - began, reader.view.digest()))
 
 
 def measured_starts(url: str, repeats: int) -> tuple[list[float], int]:

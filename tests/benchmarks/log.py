@@ -9,6 +9,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -51,12 +52,11 @@ def append_with_pauses(url: str, ready: Barrier) -> None:
     """The other process of `read_back`: appends now and then, so that the reader sleeps each
     time.
     """
-    log = open_log(url)
-    ready.wait()
-    for _ in range(READ_BACKS):
-        time.sleep(random.expovariate(1 / READ_BACK_PAUSE_SECONDS))
-        log.append([record()], timeout_ms=TIMEOUT_MS)
-    log.close()
+    with closing(open_log(url)) as log:
+        ready.wait()
+        for _ in range(READ_BACKS):
+            time.sleep(random.expovariate(1 / READ_BACK_PAUSE_SECONDS))
+            log.append([record()], timeout_ms=TIMEOUT_MS)
 
 
 def read_back(url: str) -> Latencies:
@@ -93,15 +93,14 @@ def append_in_groups(log: Log) -> int:
 
 def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) -> None:
     """One of the processes of `contended`: measures each of its appends."""
-    log = open_log(url)
-    ready.wait()
-    latencies: Latencies = []
-    for _ in range(WRITER_APPENDS):
-        began = time.perf_counter()
-        log.append([record()], timeout_ms=TIMEOUT_MS)
-        latencies.append((time.perf_counter() - began) * 1e3)
-    results.put(latencies)
-    log.close()
+    with closing(open_log(url)) as log:
+        ready.wait()
+        latencies: Latencies = []
+        for _ in range(WRITER_APPENDS):
+            began = time.perf_counter()
+            log.append([record()], timeout_ms=TIMEOUT_MS)
+            latencies.append((time.perf_counter() - began) * 1e3)
+        results.put(latencies)
 
 
 def contended(url: str) -> Latencies:
@@ -122,16 +121,15 @@ def contended(url: str) -> Latencies:
 
 def measure(_folder: Path, url: str, _kind: LogKind) -> dict[str, object]:
     """All measurements, on one log."""
-    log = open_log(url)
-    for _ in range(WARM_UP_APPENDS):  # A JVM that has just started compiles what it runs.
-        log.append([record()], timeout_ms=TIMEOUT_MS)
-    results: dict[str, object] = {
-        "read_back": summary(read_back(url), "ms"),
-        "single_appends": summary(rates(append_singly, log, SINGLE_REPEATS), "records/s"),
-        "grouped_appends": summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s"),
-        "four_writers": summary(contended(url), "ms"),
-    }
-    log.close()
+    with closing(open_log(url)) as log:
+        for _ in range(WARM_UP_APPENDS):  # A JVM that has just started compiles what it runs.
+            log.append([record()], timeout_ms=TIMEOUT_MS)
+        results: dict[str, object] = {
+            "read_back": summary(read_back(url), "ms"),
+            "single_appends": summary(rates(append_singly, log, SINGLE_REPEATS), "records/s"),
+            "grouped_appends": summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s"),
+            "four_writers": summary(contended(url), "ms"),
+        }
     return results
 
 

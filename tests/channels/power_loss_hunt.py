@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -147,9 +148,8 @@ class Machine:
 def another_log(folder: Path) -> Files:
     """Return the files of a log that somebody else has begun."""
     path = folder / "other.db"
-    other = SqliteLog(str(path), name="another log")
-    other.append([b"a record"] * RECORDS_MAX, timeout_ms=TIMEOUT_MS)
-    other.close()
+    with closing(SqliteLog(str(path), name="another log")) as other:
+        other.append([b"a record"] * RECORDS_MAX, timeout_ms=TIMEOUT_MS)
     return {"": path.read_bytes()}
 
 

@@ -242,11 +242,10 @@ def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
     """When every entry is gone, even with the handles that knew them, offsets still rise above the
     old end.
     """
-    log = handles()
-    end = append(log, *[b"a"] * 2_500)[-1]
-    log.truncate(end + 1, timeout_ms=TIMEOUT_MS)
-    other = handles()
-    log.close()
+    with closing(handles()) as log:
+        end = append(log, *[b"a"] * 2_500)[-1]
+        log.truncate(end + 1, timeout_ms=TIMEOUT_MS)
+        other = handles()
     assert (end + 1, end) == (other.start(), other.end())
     assert [] == entries_of(other)
     assert end < append(other, b"b")[0]
@@ -385,10 +384,9 @@ def test_close_gives_all_descriptors_back(handles: Handles) -> None:
     left = list[set[tuple[str, str]]]()
     while len(left) < DESCRIPTOR_ROUNDS and set() not in left:
         before = descriptors()
-        log = handles()
-        append(log, b"a")
-        assert not log.wait(log.end() + 1, timeout_ms=1)
-        log.close()
+        with closing(handles()) as log:
+            append(log, b"a")
+            assert not log.wait(log.end() + 1, timeout_ms=1)
         give_up = time.monotonic() + DESCRIPTOR_SECONDS
         # The threads of Kafka's client end slightly later on a busy machine.
         while descriptors() - before and time.monotonic() < give_up:

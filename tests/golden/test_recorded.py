@@ -8,6 +8,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -109,9 +110,8 @@ def test_what_brokers_wrote_beside_the_log_keeps_its_meaning(
     file_of("up", tmp_path).close()
     beside = tmp_path / "up.db.observations"
     beside.write_bytes(gzip.decompress((FOLDER / f"{beside.name}.gz").read_bytes()))
-    side_log = open_side_log(f"sqlite:{tmp_path}/up.db", topic)
-    documents = [each.value for each in read_on(side_log, side_log.bounds()[0]) if each.value]
-    side_log.close()
+    with closing(open_side_log(f"sqlite:{tmp_path}/up.db", topic)) as side_log:
+        documents = [each.value for each in read_on(side_log, side_log.bounds()[0]) if each.value]
     assert documents
     for document in documents:
         stored, now = orjson.loads(document), orjson.loads(again(document))

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import SimpleQueue
@@ -74,19 +75,20 @@ def compact_and_die(url: str, retain: Retention, death: Death, told: SimpleQueue
             return super().executemany(*args)  # type: ignore[arg-type] # as it was called
 
     sqlite3.connect = partial(sqlite3.connect, factory=Mortal)  # type: ignore[assignment]
-    log = open_log(url)
-    if death.after_ms is not None:
-        threading.Timer(death.after_ms / 1_000, die).start()
-    began, error = time.monotonic(), None
-    try:
-        compact(
-            log,
-            retain=retain,
-            timeout_ms=TIMEOUT_MS,
-            now_ms=lambda: time.time_ns() // 1_000_000 + 3_600_000,
+    with closing(open_log(url)) as log:
+        if death.after_ms is not None:
+            threading.Timer(death.after_ms / 1_000, die).start()
+        began, error = time.monotonic(), None
+        try:
+            compact(
+                log,
+                retain=retain,
+                timeout_ms=TIMEOUT_MS,
+                now_ms=lambda: time.time_ns() // 1_000_000 + 3_600_000,
+            )
+        except EquipoiseError as failed:
+            error = str(failed)
+        told.put(
+            Lived(statements=statements, took_ms=(time.monotonic() - began) * 1e3, error=error)
         )
-    except EquipoiseError as failed:
-        error = str(failed)
-    told.put(Lived(statements=statements, took_ms=(time.monotonic() - began) * 1e3, error=error))
-    log.close()
     os._exit(0)  # The timer may still run.

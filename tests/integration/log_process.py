@@ -7,6 +7,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.log import FIRST_OFFSET
@@ -24,31 +25,31 @@ def write(url: str, writer: str, count: str, batch_size: str) -> None:
     """Append `count` records in batches, and say each offset with its record once it is
     acknowledged.
     """
-    log = open_log(url)
-    say("ready")
-    for first in range(0, int(count), int(batch_size)):
-        records = [
-            f"{writer}:{number}".encode() for number in range(first, first + int(batch_size))
-        ]
-        for offset, record in zip(log.append(records, timeout_ms=TIMEOUT_MS), records, strict=True):
-            say(f"{offset} {record.decode()}")
-    log.close()
+    with closing(open_log(url)) as log:
+        say("ready")
+        for first in range(0, int(count), int(batch_size)):
+            records = [
+                f"{writer}:{number}".encode() for number in range(first, first + int(batch_size))
+            ]
+            for offset, record in zip(
+                log.append(records, timeout_ms=TIMEOUT_MS), records, strict=True
+            ):
+                say(f"{offset} {record.decode()}")
 
 
 def tail(url: str, count: str) -> None:
     """Read `count` entries as they come, and say a digest of all that was seen, in its order."""
-    log = open_log(url)
-    say("ready")
-    digest = hashlib.sha256()
-    seen = 0
-    position = FIRST_OFFSET
-    while seen < int(count) and log.wait(position, timeout_ms=TIMEOUT_MS):
-        for offset, data in log.read(position, limit=100):
-            digest.update(b"%d %s\n" % (offset, data))
-            position = offset + 1
-            seen += 1
-    say(digest.hexdigest())
-    log.close()
+    with closing(open_log(url)) as log:
+        say("ready")
+        digest = hashlib.sha256()
+        seen = 0
+        position = FIRST_OFFSET
+        while seen < int(count) and log.wait(position, timeout_ms=TIMEOUT_MS):
+            for offset, data in log.read(position, limit=100):
+                digest.update(b"%d %s\n" % (offset, data))
+                position = offset + 1
+                seen += 1
+        say(digest.hexdigest())
 
 
 def hold(path: str) -> None:

@@ -158,15 +158,14 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(
         acknowledged += [entry_of(child.line()) for _ in range(100)]
         child.send_signal(signal.SIGKILL)
         acknowledged += [entry_of(line) for line in child.remaining_lines()]
-    log = open_log(url, create=False)
-    entries = entries_of(log)
-    assert set(acknowledged) <= set(entries)
-    for number in range(3):
-        own = [entry.data for entry in entries if entry.data.startswith(b"w%d:" % number)]
-        assert [b"w%d:%d" % (number, place) for place in range(len(own))] == own
-        assert 0 == len(own) % batch_size
-    assert entries[-1].offset < log.append([b"after"], timeout_ms=TIMEOUT_MS)[0]
-    log.close()
+    with closing(open_log(url, create=False)) as log:
+        entries = entries_of(log)
+        assert set(acknowledged) <= set(entries)
+        for number in range(3):
+            own = [entry.data for entry in entries if entry.data.startswith(b"w%d:" % number)]
+            assert [b"w%d:%d" % (number, place) for place in range(len(own))] == own
+            assert 0 == len(own) % batch_size
+        assert entries[-1].offset < log.append([b"after"], timeout_ms=TIMEOUT_MS)[0]
 
 
 def test_a_stopped_writer_blocks_others_no_longer_than_they_wait(
@@ -264,6 +263,5 @@ def test_a_log_cannot_be_opened_on_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(LogStorageFull):
         open_log(url)
     (small_disk / "filler").unlink()
-    log = open_log(url)
-    assert [b"a"] == [entry.data for entry in entries_of(log)]
-    log.close()
+    with closing(open_log(url)) as log:
+        assert [b"a"] == [entry.data for entry in entries_of(log)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -141,9 +141,8 @@ class Running:
                 )
                 await self.running.settled()
             await self._use_topic()
-        log = open_log(self._log_url)
-        await worker.reached(log.end(), timeout_ms=PATIENCE_MS)
-        log.close()
+        with closing(open_log(self._log_url)) as log:
+            await worker.reached(log.end(), timeout_ms=PATIENCE_MS)
         view = worker.view
         return (
             dict(view.namespaces),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -63,11 +64,10 @@ def owned_channel() -> Channel:
 def write(entries: Iterable[tuple[int, bytes]], folder: Path) -> str:
     """The URL of a new log that holds the data of `entries`, at the offsets that they have."""
     url = f"sqlite:{folder}/channel.db"
-    log = open_log(url)
-    assert [offset for offset, _ in entries] == list(
-        log.append([data for _, data in entries], timeout_ms=1_000)
-    )
-    log.close()
+    with closing(open_log(url)) as log:
+        assert [offset for offset, _ in entries] == list(
+            log.append([data for _, data in entries], timeout_ms=1_000)
+        )
     return url
 
 
@@ -81,11 +81,10 @@ def run(*arguments: str, log: str | None = None) -> Result:
 
 def view_of(url: str) -> View:
     """The view of the log at `url`."""
-    log = open_log(url, create=False)
-    reader = Reader(log=url)
-    for entry in log.read(1, limit=READ_ENTRIES_MAX):
-        reader.feed(entry)
-    log.close()
+    with closing(open_log(url, create=False)) as log:
+        reader = Reader(log=url)
+        for entry in log.read(1, limit=READ_ENTRIES_MAX):
+            reader.feed(entry)
     return reader.view
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,9 +152,8 @@ def standing_in(folder: Path) -> Iterator[tuple[Broker, str]]:
 def append(url: str, make: Callable[[BrokerEntry, BundleEntry], AnyRecord]) -> None:
     """Append a record that is made from broker a and the bundle `LEFT`."""
     view = view_of(url)
-    log = open_log(url)
-    log.append([encode(make(view.brokers["a"], view.bundles[LEFT]))], timeout_ms=1_000)
-    log.close()
+    with closing(open_log(url)) as log:
+        log.append([encode(make(view.brokers["a"], view.bundles[LEFT]))], timeout_ms=1_000)
 
 
 def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:

@@ -108,10 +108,9 @@ def test_why_says_how_to_ask_for_a_key(log: str, given: str, meant: str) -> None
 
 def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
     url = write(owned_channel().entries, tmp_path)
-    log = SqliteLog(url.removeprefix("sqlite:"), name=url)
-    leave_out(log, 100)
-    log.append([b""], timeout_ms=1_000)
-    log.close()
+    with closing(SqliteLog(url.removeprefix("sqlite:"), name=url)) as log:
+        leave_out(log, 100)
+        log.append([b""], timeout_ms=1_000)
     assert 9 == json.loads(run("channel", "at", "99", "--json", log=url).stdout)["offset"]
     assert 100 == json.loads(run("channel", "at", "100", "--json", log=url).stdout)["offset"]
     assert (2, 2) == (
@@ -126,9 +125,8 @@ def test_a_time_is_compared_with_the_clock_of_the_log(tmp_path: Path) -> None:
     between = time.time_ns() // 1_000_000 + 5
     while time.time_ns() // 1_000_000 <= between:
         time.sleep(0.001)
-    log = open_log(url)
-    log.append([data for _, data in channel.entries[9:]], timeout_ms=1_000)
-    log.close()
+    with closing(open_log(url)) as log:
+        log.append([data for _, data in channel.entries[9:]], timeout_ms=1_000)
     moment = datetime.fromtimestamp(between / 1_000, tz=UTC).isoformat()
     assert 9 == json.loads(run("channel", "at", moment, "--json", log=url).stdout)["offset"]
     difference = json.loads(run("channel", "diff", moment, "now", "--json", log=url).stdout)

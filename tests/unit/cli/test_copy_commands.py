@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,11 @@ def test_a_closed_log_takes_no_records(log: str, tmp_path: Path) -> None:
     before = Channel()
     for _, data in left_channel().entries:
         before.put_bytes(data)
-    old = open_log(log)
-    old.append(
-        [encode(propose.set_policy(before.admin(), before.view, name="p", document={}))],
-        timeout_ms=TIMEOUT_MS,
-    )
-    old.close()
+    with closing(open_log(log)) as old:
+        old.append(
+            [encode(propose.set_policy(before.admin(), before.view, name="p", document={}))],
+            timeout_ms=TIMEOUT_MS,
+        )
     assert 4 == run("namespaces", "create", "shop/orders", log=log).exit_code
     assert 4 == run("channel", "tail", "--follow", log=log).exit_code
     lines = run("channel", "tail", log=log).stdout.splitlines()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from base64 import b64decode
+from contextlib import closing
 from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
@@ -279,9 +280,8 @@ async def test_a_moment_that_the_log_does_not_have_is_refused(broker: Broker) ->
         assert 412 == answer.status
         assert sentence in answer.reason
     assert (400, "InvalidRequest") == told(await broker.get("/v1/overview?at=yesterday"))
-    log = open_log(broker.worker.config.log_url, create=False)
-    compacted(log)
-    log.close()
+    with closing(open_log(broker.worker.config.log_url, create=False)) as log:
+        compacted(log)
     gone = await broker.get("/v1/overview?at=2")
     assert (412, True) == (gone.status, "no longer has the view at offset 2" in gone.reason)
     assert 200 == (await broker.get(f"/v1/overview?at={end}")).status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,10 @@ def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
     direct = open_log(f"sqlite:{tmp_path}/log.db")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link.db").symlink_to(tmp_path / "log.db")
-    linked = open_log(f"sqlite:{tmp_path}/folder/link.db")
-    linked.append([b"a"], timeout_ms=1_000)
-    assert direct.wait(1, timeout_ms=0)
-    assert ["link.db"] == [file.name for file in (tmp_path / "folder").iterdir()]
-    linked.close()
+    with closing(open_log(f"sqlite:{tmp_path}/folder/link.db")) as linked:
+        linked.append([b"a"], timeout_ms=1_000)
+        assert direct.wait(1, timeout_ms=0)
+        assert ["link.db"] == [file.name for file in (tmp_path / "folder").iterdir()]
     direct.close()
 
 
@@ -76,9 +76,8 @@ def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
                 open_log(f"sqlite:{name}", create=create)
     log.append([b"b"], timeout_ms=1_000)
     Path(f"{other}{suffix}").unlink()
-    again = open_log(f"sqlite:{path}")
-    assert again.end() == 2
-    again.close()
+    with closing(open_log(f"sqlite:{path}")) as again:
+        assert again.end() == 2
     log.close()
 
 
@@ -99,15 +98,16 @@ def test_a_new_log_is_for_its_owner_alone(tmp_path: Path) -> None:
     log.append([b"a"], timeout_ms=1_000)
     (tmp_path / "shared.db").touch()
     (tmp_path / "shared.db").chmod(0o664)
-    shared = open_log(f"sqlite:{tmp_path}/shared.db")
-    shared.append([b"a"], timeout_ms=1_000)
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-    private = dict.fromkeys(
-        ("log.db", "log.db-wal", "log.db-shm", "log.db-bell", "shared.db-bell"), 0o600
-    )
-    assert private | dict.fromkeys(("shared.db", "shared.db-wal", "shared.db-shm"), 0o664) == modes
-    log.close()
-    shared.close()
+    with closing(open_log(f"sqlite:{tmp_path}/shared.db")) as shared:
+        shared.append([b"a"], timeout_ms=1_000)
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+        private = dict.fromkeys(
+            ("log.db", "log.db-wal", "log.db-shm", "log.db-bell", "shared.db-bell"), 0o600
+        )
+        assert (
+            private | dict.fromkeys(("shared.db", "shared.db-wal", "shared.db-shm"), 0o664) == modes
+        )
+        log.close()
 
 
 def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -32,19 +32,16 @@ def make(path: Path, *records: bytes) -> list[int]:
     """The offsets of the records of a log that is made and closed, so that all of it is in one
     file.
     """
-    log = open_at(path)
-    offsets = append(log, *records)
-    log.close()
-    return offsets
+    with closing(open_at(path)) as log:
+        return append(log, *records)
 
 
 def edit(path: Path, *statements: str, **values: object) -> None:
     """Change the file by SQL, as somebody might who thinks that it is theirs."""
-    connection = sqlite3.connect(path)
-    for statement in statements:
-        connection.execute(statement, values)
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement, values)
+        connection.commit()
 
 
 @contextmanager

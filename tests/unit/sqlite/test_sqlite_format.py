@@ -40,17 +40,16 @@ def rows_in(path: Path) -> list[tuple[bytes, int, bytes | None]]:
 
 def test_what_does_not_count_is_removed(path: Path) -> None:
     """After a replacement the table holds each key once, and none that is gone."""
-    log = open_at(path)
-    compacted_snapshot = log.compacted_snapshot()
-    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
-    for number in range(3):
-        compacted_snapshot.replace(
-            [SnapshotRow("a", b"%d" % number), SnapshotRow("b", None if number else b"b")],
-            b"marker",
-            timeout_ms=TIMEOUT_MS,
-        )
-    assert [(b"a", 3, b"2")] == rows_in(path)
-    log.close()
+    with closing(open_at(path)) as log:
+        compacted_snapshot = log.compacted_snapshot()
+        compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+        for number in range(3):
+            compacted_snapshot.replace(
+                [SnapshotRow("a", b"%d" % number), SnapshotRow("b", None if number else b"b")],
+                b"marker",
+                timeout_ms=TIMEOUT_MS,
+            )
+        assert [(b"a", 3, b"2")] == rows_in(path)
 
 
 def test_what_a_dead_writer_left_is_removed_by_the_next_claim(path: Path) -> None:

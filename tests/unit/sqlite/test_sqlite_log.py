@@ -140,14 +140,13 @@ def test_a_full_database_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPat
             self.execute("PRAGMA max_page_count = 40")
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=SmallConnection))
-    log = open_at(path)
-    offsets = append(log, b"a")
-    with pytest.raises(LogStorageFull) as caught:
-        append(log, b"small", b"large" * 40_000)
-    assert URL == caught.value.log
-    assert [(offsets[0], b"a")] == list(log.read(FIRST_OFFSET, limit=10))
-    assert offsets[0] < append(log, b"b")[0]
-    log.close()
+    with closing(open_at(path)) as log:
+        offsets = append(log, b"a")
+        with pytest.raises(LogStorageFull) as caught:
+            append(log, b"small", b"large" * 40_000)
+        assert URL == caught.value.log
+        assert [(offsets[0], b"a")] == list(log.read(FIRST_OFFSET, limit=10))
+        assert offsets[0] < append(log, b"b")[0]
 
 
 def test_a_commit_that_fails_leaves_doubt(log: SqliteLog, path: Path) -> None:
@@ -195,9 +194,8 @@ def test_a_held_write_lock_makes_writers_give_up_in_time(log: SqliteLog, path: P
             write()
         assert not caught.value.in_doubt
     assert 2 == len(log.read(FIRST_OFFSET, limit=10))
-    newcomer = open_at(path)
-    assert 2 == newcomer.end()
-    newcomer.close()
+    with closing(open_at(path)) as newcomer:
+        assert 2 == newcomer.end()
     holder.close()
     assert offsets[-1] < append(log, b"c")[0]
 
@@ -247,10 +245,9 @@ def test_two_that_make_a_log_at_once_make_one(path: Path, monkeypatch: pytest.Mo
         return another
 
     open_another_before_begin(monkeypatch, open_another)
-    log = open_at(path)
-    assert made == [log.identity]
-    assert [(FIRST_OFFSET, b"a")] == list(log.read(FIRST_OFFSET, limit=10))
-    log.close()
+    with closing(open_at(path)) as log:
+        assert made == [log.identity]
+        assert [(FIRST_OFFSET, b"a")] == list(log.read(FIRST_OFFSET, limit=10))
 
 
 def test_two_that_skip_ahead_at_once_skip_once(
@@ -260,9 +257,8 @@ def test_two_that_skip_ahead_at_once_skip_once(
     open_at(path, boot_id=boot(tmp_path, "monday")).close()
     tuesday = boot(tmp_path, "tuesday")
     open_another_before_begin(monkeypatch, lambda: open_at(path, boot_id=tuesday))
-    log = open_at(path, boot_id=tuesday)
-    assert FIRST_OFFSET - 1 + SKIP_AFTER_RESTART == log.end()
-    log.close()
+    with closing(open_at(path, boot_id=tuesday)) as log:
+        assert FIRST_OFFSET - 1 + SKIP_AFTER_RESTART == log.end()
 
 
 def test_a_writer_in_the_way_is_outwaited(
@@ -290,13 +286,12 @@ def test_opening_gives_up_on_a_file_that_somebody_keeps(
     bounded time.
     """
     make(path, b"a")
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
-    holder.execute("UPDATE log SET boot = boot")
-    monkeypatch.setattr(sqlite_storage, "OPEN_MS_MAX", 20)
-    with pytest.raises(LogUnavailable, match="for 20 ms"):
-        open_at(path)
-    holder.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("UPDATE log SET boot = boot")
+        monkeypatch.setattr(sqlite_storage, "OPEN_MS_MAX", 20)
+        with pytest.raises(LogUnavailable, match="for 20 ms"):
+            open_at(path)
     open_at(path).close()
 
 
@@ -307,8 +302,7 @@ def test_a_commit_rings_for_those_who_wait(
     and not earlier.
     """
     monkeypatch.setattr(sqlite_log, "RECHECK_MS", 3_600_000)
-    reader = open_at(path)
-    with ThreadPoolExecutor(1) as pool:
+    with closing(open_at(path)) as reader, ThreadPoolExecutor(1) as pool:
         try:
             for offset in range(FIRST_OFFSET, FIRST_OFFSET + 100):
                 waiting = pool.submit(reader.wait, offset, timeout_ms=3_600_000)
@@ -316,7 +310,6 @@ def test_a_commit_rings_for_those_who_wait(
                 assert waiting.result(TIMEOUT_MS / 1_000)
         finally:
             reader.wake()
-    reader.close()
 
 
 def test_a_lost_ring_delays_a_reader_and_no_more(
@@ -381,23 +374,22 @@ def test_a_log_that_was_taken_away_stops_everybody(
     """
     monkeypatch.setattr(sqlite_storage, "WAL_LOOK_MS", 0)
     make(path, b"a")
-    log = open_at(path)
-    append(log, b"b")
-    loss.lose(path)
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: append(log, b"c"),
-        lambda: log.read(FIRST_OFFSET, limit=10),
-        lambda: log.wait(log.end() + 1, timeout_ms=TIMEOUT_MS),
-        lambda: log.truncate(FIRST_OFFSET + 1, timeout_ms=TIMEOUT_MS),
-        log.start,
-        log.end,
-    )
-    for call in calls:
-        with pytest.raises(
-            OperatorError, match=f"{path.with_name(loss.file)} of the log {URL} was"
-        ):
-            call()
-    log.close()
+    with closing(open_at(path)) as log:
+        append(log, b"b")
+        loss.lose(path)
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: append(log, b"c"),
+            lambda: log.read(FIRST_OFFSET, limit=10),
+            lambda: log.wait(log.end() + 1, timeout_ms=TIMEOUT_MS),
+            lambda: log.truncate(FIRST_OFFSET + 1, timeout_ms=TIMEOUT_MS),
+            log.start,
+            log.end,
+        )
+        for call in calls:
+            with pytest.raises(
+                OperatorError, match=f"{path.with_name(loss.file)} of the log {URL} was"
+            ):
+                call()
 
 
 def boot(tmp_path: Path, boot_id: str) -> Path:
@@ -411,9 +403,8 @@ def test_offsets_skip_ahead_after_a_restart_of_the_machine(path: Path, tmp_path:
     """The first handle after a restart leaves a gap that nothing waits for; those after it leave
     none.
     """
-    log = open_at(path, boot_id=boot(tmp_path, "monday"))
-    newest = append(log, b"a", b"b")[-1]
-    log.close()
+    with closing(open_at(path, boot_id=boot(tmp_path, "monday"))) as log:
+        newest = append(log, b"a", b"b")[-1]
     first = open_at(path, boot_id=boot(tmp_path, "tuesday"))
     second = open_at(path, boot_id=boot(tmp_path, "tuesday"))
     assert newest + SKIP_AFTER_RESTART == first.end() == second.end()
@@ -432,23 +423,21 @@ def test_without_restarts_to_tell_only_full_durability_is_given(path: Path, tmp_
     """
     missing = tmp_path / "missing"
     for _ in range(2):
-        log = open_at(path, boot_id=missing)
-        assert FIRST_OFFSET - 1 == log.end()
-        log.close()
+        with closing(open_at(path, boot_id=missing)) as log:
+            assert FIRST_OFFSET - 1 == log.end()
     with pytest.raises(CallerError, match="needs a system that identifies its boot"):
         open_at(path, boot_id=missing, synchronous=Synchronous.NORMAL)
 
 
 def grow_wal(path: Path) -> None:
     """Make the WAL longer than it may be, as writers do that never leave it a pause."""
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("CREATE TABLE ballast (data BLOB)")
-    connection.execute("INSERT INTO ballast VALUES (zeroblob(?))", (WAL_BYTES_MAX + 4_096,))
-    connection.commit()
-    connection.execute("DROP TABLE ballast")
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("CREATE TABLE ballast (data BLOB)")
+        connection.execute("INSERT INTO ballast VALUES (zeroblob(?))", (WAL_BYTES_MAX + 4_096,))
+        connection.commit()
+        connection.execute("DROP TABLE ballast")
+        connection.commit()
 
 
 def test_a_wal_that_grew_too_large_starts_over(log: SqliteLog, path: Path) -> None:
@@ -467,15 +456,14 @@ def test_a_reader_in_the_way_does_not_stop_writers(log: SqliteLog, path: Path) -
     shrinks.
     """
     append(log, b"a")
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM entries").fetchall()
-    grow_wal(path)
-    wal = path.with_name("log.db-wal")
-    for _ in range(3):
-        append(log, b"b")
-    assert WAL_BYTES_MAX < wal.stat().st_size
-    reader.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM entries").fetchall()
+        grow_wal(path)
+        wal = path.with_name("log.db-wal")
+        for _ in range(3):
+            append(log, b"b")
+        assert WAL_BYTES_MAX < wal.stat().st_size
     append(log, b"c")
     append(log, b"d")
     assert WAL_BYTES_KEPT >= wal.stat().st_size
@@ -493,9 +481,8 @@ def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(
     edit(path, "UPDATE log SET start_offset = :start", start=offsets[-1])
     assert 1 == len(log.read(log.start(), limit=10))
     log.truncate(offsets[-1], timeout_ms=TIMEOUT_MS)
-    connection = sqlite3.connect(path)
-    assert [(1,)] == connection.execute("SELECT count(*) FROM entries").fetchall()
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert [(1,)] == connection.execute("SELECT count(*) FROM entries").fetchall()
 
 
 def test_a_truncation_leaves_the_lock_to_others_between_its_steps(

@@ -123,10 +123,9 @@ BESIDE = {
 def test_what_others_keep_in_the_file_is_left_alone(path: Path, beside: str) -> None:
     make(path, b"a")
     edit(path, *BESIDE[beside])
-    log = open_at(path)
-    assert [2] == append(log, b"b")
-    assert [b"a", b"b"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=3)]
-    log.close()
+    with closing(open_at(path)) as log:
+        assert [2] == append(log, b"b")
+        assert [b"a", b"b"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=3)]
 
 
 def test_a_trigger_on_our_tables_is_refused(path: Path) -> None:
@@ -145,15 +144,14 @@ def test_a_changed_byte_is_found_where_it_is(path: Path) -> None:
     """
     offsets = make(path, b"first", b"the second one", b"third")
     path.write_bytes(path.read_bytes().replace(b"the second one", b"The second one"))
-    log = open_at(path)
-    assert [(offsets[0], b"first")] == list(log.read(offsets[0], limit=1))
-    assert [(offsets[2], b"third")] == list(log.read(offsets[2], limit=1))
-    with pytest.raises(
-        LogDamaged, match=f"offset {offsets[1]} does not match its checksum"
-    ) as caught:
-        log.read(offsets[0], limit=3)
-    assert offsets[1] == caught.value.offset
-    log.close()
+    with closing(open_at(path)) as log:
+        assert [(offsets[0], b"first")] == list(log.read(offsets[0], limit=1))
+        assert [(offsets[2], b"third")] == list(log.read(offsets[2], limit=1))
+        with pytest.raises(
+            LogDamaged, match=f"offset {offsets[1]} does not match its checksum"
+        ) as caught:
+            log.read(offsets[0], limit=3)
+        assert offsets[1] == caught.value.offset
 
 
 PAGE_BYTES = 4_096
@@ -189,12 +187,11 @@ def test_a_storage_that_contradicts_itself_is_found(path: Path) -> None:
     log.check_storage()
     log.close()
     mislead(path)
-    log = open_at(path)
-    with pytest.raises(LogDamaged, match="is out of order"):
-        log.read(100, limit=1_000)
-    with pytest.raises(LogDamaged, match="out of order"):
-        log.check_storage()
-    log.close()
+    with closing(open_at(path)) as log:
+        with pytest.raises(LogDamaged, match="is out of order"):
+            log.read(100, limit=1_000)
+        with pytest.raises(LogDamaged, match="out of order"):
+            log.check_storage()
 
 
 @pytest.mark.parametrize(
@@ -211,10 +208,11 @@ def test_a_meddled_entry_is_found(path: Path, statement: str) -> None:
     """
     make(path, b"a", b"b", b"c")
     edit(path, statement)
-    log = open_at(path)
-    with pytest.raises(LogDamaged, match="does not match its checksum"):
+    with (
+        closing(open_at(path)) as log,
+        pytest.raises(LogDamaged, match="does not match its checksum"),
+    ):
         log.read(FIRST_OFFSET, limit=100)
-    log.close()
 
 
 @settings(max_examples=80, deadline=None)

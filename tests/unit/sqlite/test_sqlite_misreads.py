@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -131,9 +132,8 @@ def test_a_page_that_is_always_misread_is_an_outage_while_the_file_is_whole(
 def test_an_opening_reads_again(disk: Disk, tmp_path: Path, code: str) -> None:
     make(tmp_path / "log.db", b"a", b"b")
     disk.fail("SELECT type, name", code)
-    log = open_at(tmp_path / "log.db")
-    assert 2 == log.end()
-    log.close()
+    with closing(open_at(tmp_path / "log.db")) as log:
+        assert 2 == log.end()
 
 
 def test_an_entry_that_is_misread_once_is_read_again(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -58,18 +59,17 @@ def test_a_truncation_waits_for_the_disk_once(traced: list[str], tmp_path: Path)
     """Its new start is durable before the first entry goes, the steps wait for the operating
     system, and appends wait again.
     """
-    log = open_at(tmp_path / "log.db")
-    append(log, *[RECORD] * ENTRIES)
-    traced.clear()
-    log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
-    raised, lazy, *removed, durable = traced
-    assert ["UPDATE log", "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"] == [
-        raised,
-        lazy,
-        durable,
-    ]
-    assert ["DELETE FROM entries"] * 3 == removed
-    log.close()
+    with closing(open_at(tmp_path / "log.db")) as log:
+        append(log, *[RECORD] * ENTRIES)
+        traced.clear()
+        log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
+        raised, lazy, *removed, durable = traced
+        assert ["UPDATE log", "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"] == [
+            raised,
+            lazy,
+            durable,
+        ]
+        assert ["DELETE FROM entries"] * 3 == removed
 
 
 def test_a_truncation_that_breaks_off_leaves_appends_durable(
@@ -80,19 +80,18 @@ def test_a_truncation_that_breaks_off_leaves_appends_durable(
     def pause(_: float) -> None:
         raise CutOffError
 
-    log = open_at(tmp_path / "log.db")
-    append(log, *[RECORD] * ENTRIES)
-    monkeypatch.setattr(SLEEP, pause)
-    with pytest.raises(CutOffError):
-        log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
-    append(log, RECORD)
-    assert [
-        "DELETE FROM entries",
-        "PRAGMA synchronous = FULL",
-        "INSERT INTO entries",
-        "UPDATE log",
-    ] == traced[-4:]
-    log.close()
+    with closing(open_at(tmp_path / "log.db")) as log:
+        append(log, *[RECORD] * ENTRIES)
+        monkeypatch.setattr(SLEEP, pause)
+        with pytest.raises(CutOffError):
+            log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
+        append(log, RECORD)
+        assert [
+            "DELETE FROM entries",
+            "PRAGMA synchronous = FULL",
+            "INSERT INTO entries",
+            "UPDATE log",
+        ] == traced[-4:]
 
 
 def cuts(path: Path, folder: Path, *, durable_bytes: int) -> Iterator[Path]:
@@ -109,9 +108,8 @@ def cuts(path: Path, folder: Path, *, durable_bytes: int) -> Iterator[Path]:
 
 def entries_in(path: Path) -> int:
     """How many entries the file holds, those below the log's start as well."""
-    connection = sqlite3.connect(path)
-    [(entries,)] = connection.execute("SELECT count(*) FROM entries").fetchall()
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        [(entries,)] = connection.execute("SELECT count(*) FROM entries").fetchall()
     return int(entries)
 
 
@@ -138,13 +136,12 @@ def test_a_power_cut_takes_back_what_a_truncation_removed_and_nothing_else(
     kept = [offset for offset in offsets if offset >= below]
     left = []
     for cut in cuts(path, tmp_path, durable_bytes=durable_bytes[0]):
-        found = open_at(cut)
-        left.append(entries_in(cut))
-        assert (below, offsets[-1]) == (found.start(), found.end())
-        assert kept == [entry.offset for entry in found.read(below, limit=ENTRIES)]
-        found.truncate(below, timeout_ms=TIMEOUT_MS)
-        assert len(kept) == entries_in(cut)
-        found.close()
+        with closing(open_at(cut)) as found:
+            left.append(entries_in(cut))
+            assert (below, offsets[-1]) == (found.start(), found.end())
+            assert kept == [entry.offset for entry in found.read(below, limit=ENTRIES)]
+            found.truncate(below, timeout_ms=TIMEOUT_MS)
+            assert len(kept) == entries_in(cut)
     assert (len(offsets) - TRUNCATE_STEP_ENTRIES, len(kept)) == (left[0], left[-1]), (
         "the cuts take back what came after the append"
     )

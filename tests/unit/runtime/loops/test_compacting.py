@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -158,9 +159,8 @@ async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
         done = await compact_in_thread(
             Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d")
         )
-        log = open_log(config.log_url)
-        marker = restoration(log).marker
-        log.close()
+        with closing(open_log(config.log_url)) as log:
+            marker = restoration(log).marker
         assert marker is not None
         assert Done(marker.horizon) == done
 
