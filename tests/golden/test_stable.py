@@ -124,10 +124,9 @@ def json_fields() -> Iterator[str]:
                 command = next((each for each in known if plain.startswith(each)), None)
                 as_json = command and not re.search(r"--(json|help|print-config)", question)
                 answer = session.answer(f"{question} --json" if as_json else question)
-                for line in answer.splitlines() if command else ():
-                    if line.startswith(("{", "[")):
-                        value = json.loads(line.replace("MILLISECONDS", "0"))
-                        yield from (f"{command} {field}" for field in fields_of(value))
+                for line in re.findall(r"^[{\[].*", answer, re.MULTILINE) if command else ():
+                    printed = fields_of(json.loads(line.replace("MILLISECONDS", "0")))
+                    yield from (f"{command} {field}" for field in printed)
 
 
 KINDS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
