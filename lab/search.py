@@ -48,16 +48,6 @@ class Candidate:
         }
 
 
-def candidate(policy: str, changes: Changes, metrics: Sequence[Metrics]) -> Candidate:
-    """Return the candidate that reached these figures in its runs."""
-    return Candidate(
-        policy=policy,
-        changes=changes,
-        unevenness=fmean(each.unevenness for each in metrics),
-        load_moved=fmean(each.load_moved for each in metrics),
-    )
-
-
 def assignments(changes: Changes) -> list[str]:
     """Return changes as texts `NAME=VALUE`."""
     return [f"{name}={format_value(value)}" for name, value in changes.items()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import optuna
@@ -18,7 +19,7 @@ from equipoise.brokers.balancing.settings.setting_values import setting_named, v
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import Run, in_processes, result_of, settings_of
 from equipoise.lab.results import Metrics, pareto_front
-from equipoise.lab.search import Candidate, Changes, candidate, legible, searched
+from equipoise.lab.search import Candidate, Changes, legible, searched
 from equipoise.lab.traces import Trace, Traces
 from equipoise.shedder.policy import SearchRange
 
@@ -101,7 +102,13 @@ def tune(
             ]
             metrics = metrics_of(jobs)
             for changes in each:
-                yield candidate(search.policy, changes, [next(metrics) for _ in traces])
+                of_traces = [next(metrics) for _ in traces]
+                yield Candidate(
+                    policy=search.policy,
+                    changes=changes,
+                    unevenness=fmean(one.unevenness for one in of_traces),
+                    load_moved=fmean(one.load_moved for one in of_traces),
+                )
 
         try:
             for batch in _batches(study, ranges, search):

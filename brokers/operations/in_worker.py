@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -172,16 +172,12 @@ class WorkerPort:
         if self._requested_by is not None:
             self._operations.count(intent, is_first=not self._has_proposed)
             self._has_proposed = True
-        if isinstance(intent, CreateNamespace):
-            async with self._operations.creating:
-                return await self._propose(intent)
-        return await self._propose(intent)
-
-    async def _propose(self, intent: Intent) -> Folded:
-        check_request(self._host.view, intent)
-        return await self._host.request(
-            intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by
-        )
+        is_creation = isinstance(intent, CreateNamespace)
+        async with self._operations.creating if is_creation else nullcontext():
+            check_request(self._host.view, intent)
+            return await self._host.request(
+                intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by
+            )
 
     async def until(self, condition: Condition[T], what: str, *, within_ms: int | None = None) -> T:
         """See `Port`."""

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, TypeVar
 
 from equipoise.brokers.agent.effects import Answered, Effect
@@ -29,6 +28,7 @@ from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.table import Resync
 from equipoise.channel.core.view import View
+from equipoise.channel.log.listeners import Listeners
 
 T = TypeVar("T")
 
@@ -158,7 +158,8 @@ class Member(AgentHost):
         self.broker_id = broker
         self._world = world
         self._answers: dict[int, Answered] = {}
-        self._listeners: list[tuple[Callable[[Folded], None], Callable[[Resync], None]]] = []
+        self._listeners = Listeners(f"broker {broker}", {"broker": broker})
+        self.listen = self._listeners.listen
         self.service = self.runner = ServiceRunner(
             services,
             clock=world.clock,
@@ -195,11 +196,10 @@ class Member(AgentHost):
     def stepped(self, event: Event, effects: Sequence[Effect], _now: Instant) -> None:
         """See `AgentHost`. A lookup without effects must not wake the waiting tasks."""
         for effect in effects:
-            for folded, resynced in tuple(self._listeners):
-                if isinstance(effect, Folded):
-                    folded(effect)
-                elif isinstance(effect, Resync):
-                    resynced(effect)
+            if isinstance(effect, Folded):
+                self._listeners.folded(effect)
+            elif isinstance(effect, Resync):
+                self._listeners.resynced(effect)
         if effects or not isinstance(event, Wanted):
             self._world.changed()
 
@@ -236,13 +236,6 @@ class Member(AgentHost):
     def undrain(self) -> None:
         """End a drain."""
         self.deliver(UndrainRequested())
-
-    def listen(
-        self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]
-    ) -> Callable[[], None]:
-        """Call `listener` for each record. Return the end of it."""
-        self._listeners.append((listener, resynced))
-        return partial(self._listeners.remove, (listener, resynced))
 
     async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> OpenedBundles:
         """Ask the owners of bundles, without the network, which they have opened under these

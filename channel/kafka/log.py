@@ -50,7 +50,12 @@ from equipoise.channel.core.log import (
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.kafka.answers import KafkaFailed, Sent, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer, Taken
-from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
+from equipoise.channel.kafka.settings import (
+    HEADER_KEY,
+    HISTORY_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    KafkaAddress,
+)
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
 from equipoise.channel.kafka.topic import HEADER, fitting_topic, mark, needed_of_log
@@ -110,10 +115,10 @@ class KafkaLog:
         self._address = address
         self._clients = Clients(servers=address.servers, settings=settings)
         self._compacted_snapshot = KafkaSnapshotStore(
-            self._clients, address, topic=address.snapshot_topic, log=name
+            self._clients, address, topic=address.topic + SNAPSHOT_SUFFIX, log=name
         )
         self._history_snapshot = KafkaSnapshotStore(
-            self._clients, address, topic=address.history_topic, log=name
+            self._clients, address, topic=address.topic + HISTORY_SUFFIX, log=name
         )
         self._changed = threading.Condition()
         self._woken = False

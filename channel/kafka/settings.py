@@ -115,16 +115,6 @@ class KafkaAddress:
     topic: str
     replication: int | None
 
-    @property
-    def snapshot_topic(self) -> str:
-        """The topic of the log's snapshot."""
-        return self.topic + SNAPSHOT_SUFFIX
-
-    @property
-    def history_topic(self) -> str:
-        """The topic of the log's history snapshot."""
-        return self.topic + HISTORY_SUFFIX
-
 
 def address_of(url: str) -> KafkaAddress:
     """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `CallerError`, which

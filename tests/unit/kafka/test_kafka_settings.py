@@ -59,17 +59,6 @@ def test_urls_name_topics(url: str) -> None:
     assert ADDRESSES[url] == address_of(url)
 
 
-def test_snapshot_and_history_lie_beside_their_log() -> None:
-    """The topics of the snapshot and the history snapshot bear the log's name with a suffix, also
-    for the longest name.
-    """
-    address = address_of("kafka://a:1/" + "t" * 220)
-    assert ("t" * 220 + "-snapshot", "t" * 220 + "-history") == (
-        address.snapshot_topic,
-        address.history_topic,
-    )
-
-
 @pytest.mark.parametrize("url", REFUSED)
 def test_urls_that_name_no_topic_are_refused(url: str) -> None:
     """A URL that names no topic is the caller's error, which says what is wrong with it."""
