@@ -211,7 +211,7 @@ def test_the_death_of_the_follower_is_reported(
     with LocalCluster(
         ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary
     ) as cluster:
-        monkeypatch.setattr("equipoise.brokers.local.local_cluster.follow", fail)
+        monkeypatch.setattr(LocalCluster, "_note_ready", fail)
         diary.wait_for(EventKind.UNWATCHED)
         assert isinstance(cluster.failure, Bug)
         assert "ended with ValueError: odd" in str(cluster.failure)
