@@ -40,8 +40,6 @@ STATE_RECORDS: Final = 100_000
 STATE_S: Final = 600.0
 """The same in time, for a log with few records."""
 
-_RECORDS: Final = ("log_offset", "position", "logged_at", "bytes")
-
 
 class Archiving:
     """One archive while it is written: its tables, and the state from which they go on.
@@ -173,10 +171,7 @@ class Archiving:
                 archive=place.text,
                 problem=f"its records end at offset {end - 1}, but its saved state is at {saved}",
             )
-        for batch in Tables(place).batches(Table.RECORDS, columns=_RECORDS, first=saved + 1):
-            times = pc.cast(pc.cast(batch["logged_at"], pa.timestamp("ms", tz="UTC")), pa.int64())
-            columns = (batch["position"].to_pylist(), times.to_pylist(), batch["bytes"].to_pylist())
-            arrivals = [Arrival(_CHANNEL, *each) for each in zip(*columns, strict=True)]
+        for arrivals in Tables(place).arrivals(saved + 1):
             for _ in self._sequence.feed(arrivals):
                 self._fed += 1
 

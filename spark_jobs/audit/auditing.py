@@ -37,8 +37,10 @@ from equipoise.spark_jobs.audit.state import StateFile
 from equipoise.spark_jobs.rules.checkers import CHANNEL_RULES
 from equipoise.spark_jobs.rules.memory import StateRow
 from equipoise.spark_jobs.rules.rule import parse_finding
+from equipoise.spark_jobs.sequence.folding import Lost
 from equipoise.spark_jobs.sequence.rows import Positions, Source
-from equipoise.spark_jobs.sources.beginnings import beginning_at, lost
+from equipoise.spark_jobs.sources.beginnings import beginning_at
+from equipoise.spark_jobs.sources.beginnings import lost as lost_in_log
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen, state_folder
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 
@@ -59,6 +61,7 @@ class Audit:
 
     * `state`: the state as of the last commit.
     * `log`: the log's identity.
+    * `is_new`: there was no state before this run.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ class Audit:
         self._printed = -1
         begun: int | None = None
         is_first = True
-        if not state.positions:
+        self.is_new = not state.positions
+        if self.is_new:
             beginning = beginning_at(options.log_url)
             begun, is_first = beginning.positions[Source.CHANNEL], beginning.snapshot is None
             auditor = new_auditor(options, log=self.log, begin=beginning.snapshot)
@@ -128,12 +132,17 @@ class Audit:
 
 
 def new_auditor(
-    options: AuditOptions, *, log: str, begin: bytes | None = None, shard: tuple[int, int] = (0, 1)
+    options: AuditOptions,
+    *,
+    log: str | None,
+    begin: bytes | None = None,
+    shard: tuple[int, int] = (0, 1),
+    lost: Lost | None = None,
 ) -> Auditor:
-    """Return the auditor of a log. See `Auditor`."""
+    """Return the auditor of a log. See `Auditor`; without `lost` the log is asked."""
     return Auditor(
         begin=begin,
-        lost=partial(lost, options.log_url),
+        lost=lost or partial(lost_in_log, options.log_url),
         log=log,
         in_flight_max_ms=1_000 * options.in_flight_max_s,
         shard=shard,

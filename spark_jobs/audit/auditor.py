@@ -1,6 +1,6 @@
 """Audit a channel in one process: fold it, and check the facts of each subject at once.
 
-Spark spreads subjects over several auditors (`spark_jobs.audit.shards`), which find the same.
+Spark spreads subjects over several auditors, which find the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LATEST: Final = "latest_ms"
 
 
 class Auditor:
-    """The audit of one channel. `facts` counts the checked facts."""
+    """The audit of one channel."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Auditor:
 
         With `shard`, its number and the count of shards, check only the subjects of that shard.
         """
-        self.facts = 0
         self._number, self._count = shard
         self.sequence = FactSequence(
             begin,
@@ -86,7 +85,6 @@ class Auditor:
         return self._count == 1 or crc32(subject.encode()) % self._count == self._number
 
     def _check(self, fact: Fact, findings: list[Finding]) -> None:
-        self.facts += 1
         audit = self._audits.get(fact.subject)
         if audit is None:
             audit = self._audits[fact.subject] = SubjectAudit(fact.subject)
@@ -130,12 +128,15 @@ class Auditor:
         return rows
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows. Raise what `FactSequence.restore` raises."""
+        """Continue from the state in these rows, which may be of all shards. Raise what
+        `FactSequence.restore` raises.
+        """
         self.sequence.restore(rows)
         self._latest_ms = orjson.loads(rows[_LATEST])
         for key, data in rows.items():
             if key.startswith(_SUBJECT):
                 name = key.removeprefix(_SUBJECT)
-                audit = self._audits[name] = SubjectAudit(name, orjson.loads(data))
-                self._note(audit)
+                if self._concerns(name):
+                    audit = self._audits[name] = SubjectAudit(name, orjson.loads(data))
+                    self._note(audit)
         self._touched.clear()

@@ -86,6 +86,7 @@ class Emitted(NamedTuple):
     * `at_ms`: the log's time, which never falls: the greatest of all entries so far. In the tables
       of notes, the source's own time.
     * `kind`, `publisher`, `verdict`: of a record (verdict: `accepted` or the reason), else None.
+    * `behind_ms`: of a record, how much older than `at_ms` the storage's time of it is.
     * `body`: the entry's bytes for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, else one JSON
       object; of a row with the ordinal `LASTING` null if no interval lasts.
     """
@@ -99,6 +100,7 @@ class Emitted(NamedTuple):
     publisher: str | None
     verdict: str | None
     body: bytes | None
+    behind_ms: int = 0
 
 
 def finding_row(finding: Finding) -> Emitted:
@@ -123,5 +125,5 @@ def row_beside(table: Table, subject: str, body: bytes | None) -> Emitted:
 
 EMITTED_DDL: Final = (
     "table STRING, subject STRING, offset BIGINT, ordinal INT, at TIMESTAMP, kind STRING, publisher"
-    " STRING, verdict STRING, body BINARY"
+    " STRING, verdict STRING, body BINARY, behind_ms BIGINT"
 )

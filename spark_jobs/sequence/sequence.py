@@ -324,8 +324,9 @@ class RowSequence(Sequence):
             publisher = claimed(raw, "publisher")
         else:
             key, kind, publisher = record.key, kind_of(record), record.publisher
+        now_ms, behind_ms = self._time.now_ms, self._time.behind_ms
         return Emitted(
-            Table.RECORDS, key, place, 0, self._time.now_ms, kind, publisher, verdict, value
+            Table.RECORDS, key, place, 0, now_ms, kind, publisher, verdict, value, behind_ms
         )
 
 

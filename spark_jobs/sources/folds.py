@@ -30,7 +30,7 @@ from equipoise.spark_jobs.streams.session import check_shared, spark_session
 from equipoise.spark_jobs.streams.streams import Stream, run_stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINTS: Final = ".checkpoints"
 
@@ -53,19 +53,28 @@ class FoldStream:
     take: Callable[[int, pa.Table], None]
 
 
+def fold_session(options: AuditOptions | ArchiveOptions, job: str, watch: Watch) -> SparkSession:
+    """Return the session of a job. Raises as `spark_session` and `check_shared`."""
+    spark = spark_session(
+        f"equipoise {job}", options, kafka=is_on_kafka(options.log_url), note=watch.note
+    )
+    # py4j frees Java objects at any time, and loses a Ctrl-C during that.
+    with delayed_interrupts():
+        check_shared(spark, state_folder(options.archive, options.log_url))
+    return spark
+
+
 def run_folds(options: AuditOptions | ArchiveOptions, folds: FoldStream, watch: Watch) -> None:
-    """Run the folds to the log's end (`to_end`) or an interrupt. Raises as `spark_session`,
-    `check_shared` and `run_stream`.
+    """Run the folds to the log's end (`to_end`) or an interrupt. Raises as `fold_session` and
+    `run_stream`.
     """
+    spark = fold_session(options, folds.job, watch)
     folder = state_folder(options.archive, options.log_url)
     checkpoint = folder / CHECKPOINTS / folds.job
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir(parents=True, exist_ok=True)
     begin = checkpoint.absolute() / "begin.arrow"
     write_state(begin, folds.state)
-    spark = spark_session(
-        f"equipoise {folds.job}", options, kafka=is_on_kafka(options.log_url), note=watch.note
-    )
 
     def frame() -> DataFrame:
         entries = channel_frame(
@@ -77,16 +86,13 @@ def run_folds(options: AuditOptions | ArchiveOptions, folds: FoldStream, watch: 
         )
         return folded(entries, FoldProcessor(folds.make, begin), keys=folds.keys)
 
-    # py4j frees Java objects at any time, and loses a Ctrl-C during that.
-    with delayed_interrupts():
-        check_shared(spark, folder)
-        stream = Stream(
-            job=folds.job,
-            checkpoint=checkpoint,
-            to_end=options.to_end,
-            frame=frame,
-            take=folds.take,
-        )
+    stream = Stream(
+        job=folds.job,
+        checkpoint=checkpoint,
+        to_end=options.to_end,
+        frame=frame,
+        take=folds.take,
+    )
     run_stream(spark, stream, watch)
 
 

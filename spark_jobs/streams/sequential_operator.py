@@ -149,6 +149,7 @@ def with_time(rows: DataFrame) -> DataFrame:
         "publisher",
         "verdict",
         "body",
+        "behind_ms",
     )
 
 

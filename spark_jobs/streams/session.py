@@ -10,11 +10,11 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from equipoise.channel.core.errors import (
     CallerError,
@@ -25,11 +25,13 @@ from equipoise.channel.core.errors import (
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.connector import connector_jars
 from equipoise.spark_jobs.streams.interrupts import Result, delayed_interrupts, interruptible
-from equipoise.spark_jobs.streams.options import SparkOptions
+from equipoise.spark_jobs.streams.options import Screen, SparkOptions, counting
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+Task = TypeVar("Task")
 
 _ARCHIVE: Final = ("deltalake", "pyarrow", "zstandard")
 _REPORT: Final = (*_ARCHIVE, "duckdb", "jinja2", "matplotlib")
@@ -238,6 +240,40 @@ def spark_work(
     if isinstance(failure, Exception) and not isinstance(failure, EquipoiseError):
         raise spark_failed(job, str(failure)) from failure
     return done.result()
+
+
+TASKS_MAX: Final = 5_000
+"""Tasks of one verification. With more segments a task replays several. A hundred million records
+are 1,000 segments."""
+
+
+def side_by_side(
+    context: SparkContext,
+    job: str,
+    tasks: Sequence[Task],
+    work: Callable[[Task], Result],
+    screen: Screen,
+    *,
+    records_of: Callable[[Task], int],
+) -> list[Result]:
+    """Run `work` on all tasks in parallel, and report progress by their records. Return the results
+    in order. Raises as `spark_work`.
+    """
+    if not tasks:
+        return []
+    done = context.accumulator(0)
+
+    def run(some: Iterable[Task]) -> Iterator[Result]:
+        for task in some:
+            yield work(task)
+            done.add(records_of(task))
+
+    def spread() -> list[Result]:
+        return context.parallelize(tasks, min(len(tasks), TASKS_MAX)).mapPartitions(run).collect()
+
+    total = sum(map(records_of, tasks))
+    with counting(screen, job, total=total, unit="records") as report:
+        return spark_work(context, job, spread, meanwhile=lambda: report(done.value))
 
 
 def _is_in_process(session: SparkSession) -> bool:

@@ -45,6 +45,7 @@ EMITTED: Final = pa.schema([
     ("publisher", pa.string()),
     ("verdict", pa.string()),
     ("body", pa.binary()),
+    ("behind_ms", pa.int64()),
 ])  # fmt: skip
 """The columns of `spark_jobs.sequence.rows.EMITTED_DDL`."""
 
@@ -98,7 +99,7 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 def _records(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
     columns = {
-        **{name: rows[name] for name in ("kind", "publisher", "verdict")},
+        **{name: rows[name] for name in ("behind_ms", "kind", "publisher", "verdict")},
         "position": pc.subtract(rows["offset"], base),
         "key": rows["subject"],
         "bytes": rows["body"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -12,12 +13,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from equipoise.channel.core.errors import NotFound
-from equipoise.spark_jobs.sequence.rows import Table
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.sequence.rows import Arrival, Source, Table
+from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.tables.arrow import arrow_schema
 from equipoise.spark_jobs.tables.delta import DataFile, Place, files_of
 from equipoise.spark_jobs.tables.files import AUDITED_FILE, read_file
 from equipoise.spark_jobs.tables.schema import SCHEMAS, WRITTEN_BY
 from equipoise.spark_jobs.tables.writing import ABOUT, STATE, check_table, names_of
+
+_ARRIVAL: Final = ("log_offset", "position", "logged_at", "behind_ms", "bytes")
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
 BATCH_ROWS = 16 * 1024
 """Rows per Arrow batch: 4 MB of records."""
@@ -103,6 +109,27 @@ class Tables:
                     yield from file_batches(
                         self.place, table, file.path, columns=columns, first=first
                     )
+
+    def arrivals(self, first: int = 0) -> Iterator[list[Arrival]]:
+        """Yield the records from the offset `first` on as a source gives them, in batches."""
+        for batch in self.batches(Table.RECORDS, columns=_ARRIVAL, first=first):
+            logged_ms = pc.cast(pc.cast(batch["logged_at"], _MILLISECONDS), pa.int64())
+            columns = (
+                batch["position"],
+                pc.subtract(logged_ms, batch["behind_ms"]),
+                batch["bytes"],
+            )
+            values = zip(*(column.to_pylist() for column in columns), strict=True)
+            yield [Arrival(Source.CHANNEL.value, *each) for each in values]
+
+    def snapshot(self, first: int = 0) -> View | None:
+        """Return the first snapshot at the offset `first` or above; None if there is none. Raises
+        `SnapshotDamaged`, too.
+        """
+        for batch in self.batches(Table.SNAPSHOTS, columns=("log_offset", "bytes"), first=first):
+            for data in batch["bytes"]:
+                return unpacked(data.as_py() or b"")
+        return None
 
 
 def file_batches(

@@ -118,6 +118,9 @@ _ALL: Final = (
             Column("log_offset", "long", "the offset of the record"),
             _POSITION,
             _AT,
+            Column(
+                "behind_ms", "long", "how much older than `logged_at` the log's own time of it is"
+            ),
             Column("key", "text", "the key that the record changes; empty if it cannot be read"),
             Column("kind", "text", "the kind of the record; null if the entry is not a record"),
             Column(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
@@ -24,15 +26,12 @@ from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.rows import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
-from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
-from equipoise.spark_jobs.streams.session import spark_session, spark_work
+from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
+from equipoise.spark_jobs.streams.session import side_by_side, spark_session
 from equipoise.spark_jobs.tables.delta import Place
 from equipoise.spark_jobs.tables.reading import Tables, file_batches
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 DIFFERENCES_MAX: Final = 20
 """Differences shown; the rest are only counted. One lost file may affect a hundred segments."""
@@ -152,10 +151,6 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
         yield f"differences: {result.differences_count}"
 
 
-TASKS_MAX: Final = 5_000
-"""Tasks of one verification. With more segments a task replays several. A hundred million records
-are 1,000 segments."""
-
 _RECORD_COLUMNS: Final = ("log_offset", "bytes", "verdict")
 _MARK_COLUMNS: Final = ("log_offset", "logged_at", "digest")
 
@@ -169,7 +164,14 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
     spark = spark_session("equipoise-verify", options, note=screen.note)
     began = time.monotonic()
-    checked = check_all(spark.sparkContext, segments, screen, place=tables.place)
+    checked = side_by_side(
+        spark.sparkContext,
+        "verify",
+        segments,
+        partial(check_segment, tables.place),
+        screen,
+        records_of=attrgetter("rows"),
+    )
     result = verification(
         segments, checked, unreadable=unreadable, seconds=time.monotonic() - began
     )
@@ -302,32 +304,3 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-
-
-# --- all segments, in parallel ---
-
-
-def check_all(
-    context: SparkContext, segments: Sequence[Segment], screen: Screen, *, place: Place
-) -> list[Checked]:
-    """Verify all segments in parallel and report progress. Return their results in order."""
-    if not segments:
-        return []
-    done = context.accumulator(0)
-
-    def check(some: Iterable[Segment]) -> Iterator[Checked]:
-        for segment in some:
-            yield check_segment(place, segment)
-            done.add(segment.rows)
-
-    def spread() -> list[Checked]:
-        return (
-            context.parallelize(segments, min(len(segments), TASKS_MAX))
-            .mapPartitions(check)
-            .collect()
-        )
-
-    with counting(
-        screen, "verifying", total=sum(segment.rows for segment in segments), unit="records"
-    ) as report:
-        return spark_work(context, "verify", spread, meanwhile=lambda: report(done.value))

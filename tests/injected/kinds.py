@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from tests.injected.mutants import BrokenFold, broken_folds, channel_for, foldin
 from tests.injected.obedience import DISOBEDIENCES
 from tests.injected.stories import STORIES
 from tests.injected.tampering import TAMPERINGS
-from tests.spark.spark_host import spark_findings_of
+from tests.spark.spark_host import archive_findings_of, spark_findings_of
 from tests.spark.spark_pipeline import findings_of
 
 # The rarest kind needs some twenty seeds for five places.
@@ -43,20 +43,14 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One violation, the seed that made it, and all findings of the audit in each of its hosts."""
+    """One violation, the seed that made it, all findings of the audit, and whether Spark makes the
+    same, also of archived records.
+    """
 
     seed: int
     injected: Injected
     findings: list[Finding]
-    in_spark: list[Finding]
-
-    @property
-    def is_same_in_spark(self) -> bool:
-        """Whether both hosts find the same."""
-        here, there = (
-            {each.to_bytes() for each in found} for found in (self.findings, self.in_spark)
-        )
-        return here == there
+    is_same_in_spark: bool
 
     @property
     def is_named(self) -> bool:
@@ -90,9 +84,27 @@ def _trials(kind: Kind) -> Iterator[Trial]:
         injected = kind.inject(seed, Random(seed))
         if injected is not None:
             with _fold_of(kind):
-                findings = findings_of(injected.arrivals, lost=injected.lost)
-                in_spark = spark_findings_of(injected.arrivals, lost=injected.lost)
-            yield Trial(seed=seed, injected=injected, findings=findings, in_spark=in_spark)
+                yield _trial(seed, injected)
+
+
+def _trial(seed: int, injected: Injected) -> Trial:
+    arrivals, lost = injected.arrivals, injected.lost
+    findings = findings_of(arrivals, lost=lost)
+    return Trial(
+        seed=seed,
+        injected=injected,
+        findings=findings,
+        is_same_in_spark=_is_same(findings, spark_findings_of(arrivals, lost=lost))
+        # Notes are not archived: they come after all records.
+        and _is_same(
+            findings_of(arrivals, lost=lost, batch=len(arrivals)),
+            archive_findings_of(arrivals, lost=lost),
+        ),
+    )
+
+
+def _is_same(plain: Iterable[Finding], spark: Iterable[Finding]) -> bool:
+    return {each.to_bytes() for each in plain} == {each.to_bytes() for each in spark}
 
 
 def _fold_of(kind: Kind) -> AbstractContextManager[None]:

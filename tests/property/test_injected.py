@@ -24,7 +24,7 @@ from tests.injected.kinds import KINDS, trials
 from tests.injected.mutants import CONTRADICTIONS, broken_folds
 from tests.injected.obedience import DISOBEDIENCES
 from tests.simulation.scenario import SCENARIOS
-from tests.spark.spark_host import spark_findings_of
+from tests.spark.spark_host import archive_findings_of, spark_findings_of
 from tests.spark.spark_pipeline import findings_of
 
 KINDS_MIN = 30
@@ -58,6 +58,7 @@ def test_honest_brokers_break_no_rule(name: str) -> None:
     for seed in SEEDS:
         run = play(honest(name, seconds=SECONDS), seed, evidence=True)
         assert [] == findings_of(run.arrivals) == spark_findings_of(run.arrivals)
+        assert [] == archive_findings_of(run.arrivals)
 
 
 @pytest.mark.parametrize("name", ["calm", "compaction", "long-outages"])

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from equipoise.spark_jobs.plain import reading
+from equipoise.spark_jobs.sequence.folding import Lost
 from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Source
-from equipoise.spark_jobs.sequence.sequence import RowSequence
+from equipoise.spark_jobs.sequence.sequence import RowSequence, nothing_lost
 from equipoise.spark_jobs.sources.reading import Reading
 from equipoise.spark_jobs.tables.arrow import emitted_table
 from equipoise.spark_jobs.tables.delta import Place
@@ -49,10 +50,14 @@ def arrivals_of(
 
 
 def archived(
-    path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100
+    path: Path,
+    batches: Iterable[Sequence[Arrival]],
+    *,
+    snapshot_records: int = 100,
+    lost: Lost = nothing_lost,
 ) -> Tables:
     """Archive batches of arrivals."""
-    fold = RowSequence(snapshot_records=snapshot_records)
+    fold = RowSequence(snapshot_records=snapshot_records, lost=lost)
     with writer_of(path) as writer:
         for batch in batches:
             writer.write(as_rows(fold.feed(batch)))

@@ -19,8 +19,9 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.audit.reporting import Reach, reach_in
+from equipoise.spark_jobs.plain.archive import run_archive
 from equipoise.spark_jobs.plain.audit import run_audit as run_plain_audit
-from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.repeats import times
@@ -86,6 +87,30 @@ def test_an_audit_reports_findings_everywhere_and_continues(
         assert 1 == run_plain_audit(options, said.screen())  # It continues what Spark has begun.
         assert f"1 finding (malformed 1) in {third - second} entries" in said.notes[-1]
     assert [first, second, third] == [row["log_offset"] for row in findings(archive)]
+
+
+def test_an_audit_begins_with_archived_records(spark: SparkSession, tmp_path: Path) -> None:
+    """It goes on with the log where the archive ends, with each finding once."""
+    url, archive, said = f"sqlite:{tmp_path}/log", tmp_path / "archive", Said()
+    injected: list[int] = []
+    with closing(open_log(url)) as log:
+        stream = WrittenStream(log)
+        for _ in range(2):
+            stream.go_on(300)
+            injected.append(stream.garbage())
+            if len(injected) == 1:
+                assert 0 == run_archive(
+                    ArchiveOptions(log_url=url, archive=archive, to_end=True), said.screen()
+                )
+    options = AuditOptions(log_url=url, archive=archive, to_end=True)
+    assert 2 == run_audit(options, said.screen())
+    first = f"auditing {injected[0]} archived records first, on "
+    assert any(note.startswith(first) for note in said.notes)
+    assert said.notes[-1] == (
+        f"audited up to {injected[1]} of {injected[1]}: 2 findings (malformed 2) in {injected[1]}"
+        " entries"
+    )
+    assert injected == [row["log_offset"] for row in findings(archive)]
 
 
 def kept(path: Path) -> list[str]:
