@@ -36,7 +36,7 @@ Theory of operation:
   mean load are idle: they neither move nor count, because no move of them helps.
 * Bundles that cost nearly the same (`_EQUAL_RATIO`), or next to nothing, are evened out by number:
   each costs the mean, and each broker gets its share of them, rounded down or up. Numbers have no
-  noise, so no broker waits.
+  noise, so no broker waits. Idle ones that cost at most `_IDLE_SHARE` of the heaviest do not count.
 
 The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of
 cost^2 / capacity, which is least when all fills are equal. Let P = fill(s) * capacity(d) - cost(d).
@@ -665,7 +665,6 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
     relative to their cost. If no broker knows its noise, the cluster has just been started, and
     each load is taken to be uncertain.
     """
-    unit = _unit_of(brokers)
     # In any order the same.
     costs = [math.fsum(bundle.cost for bundle in broker.bundles) for broker in brokers]
     shares = [
@@ -675,12 +674,17 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
     ]
     capacities = [broker.capacity for broker in brokers]
     idle_max = _IDLE_SHARE * math.fsum(costs) / (sum(capacities) or 1) * min(capacities, default=0)
+    unit, uncounted_max = _unit_of(brokers, idle_max)
     loads = list[_LoadedBroker]()
     for broker, cost in zip(brokers, costs, strict=True):
         bundles = (
             broker.bundles
             if unit is None
-            else [replace(bundle, cost=unit) for bundle in broker.bundles]
+            else [
+                replace(bundle, cost=unit)
+                for bundle in broker.bundles
+                if bundle.cost > uncounted_max
+            ]
         )
         # Of equal bundles the last by name is first, because the heaviest are looked at first.
         in_order = sorted(sorted(bundles, key=lambda bundle: bundle.name, reverse=True), key=_cost)
@@ -708,23 +712,28 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
     return _Cluster(loads, settle_ratio=settle_ratio, unit=unit)
 
 
-def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
-    """Return the mean cost of the bundles if all cost nearly the same, or if all together cost too
-    little for a difference to be worth a pause; else None.
+def _unit_of(brokers: Sequence[WeighedBroker], idle_max: float) -> tuple[float | None, float]:
+    """Return the mean cost of the bundles that count if they cost nearly the same, or if all
+    together cost too little for a difference to be worth a pause; else None. Also return the most
+    that a bundle costs that does not count. `idle_max`: the cost of all idle bundles of a broker.
 
     None, too, if a broker has other work, because measuring its capacity is not exact, and if not
     every broker can have a bundle, because it may help to split one.
     """
     costs = [bundle.cost for broker in brokers for bundle in broker.bundles]
-    if len(costs) < max(1, len(brokers)) or any(broker.other_work for broker in brokers):
-        return None
-    mean = fmean(costs)
-    if not mean:
-        return None
+    total, capacity = math.fsum(costs), sum(broker.capacity for broker in brokers)
+    least = min(idle_max, _IDLE_SHARE * max(costs, default=0)) if total > _WORTH * capacity else 0.0
+    counted = [cost for cost in costs if cost > least]
+    if (
+        math.fsum(counted) < (1 - _IDLE_SHARE) * total
+        or len(counted) < max(1, len(brokers))
+        or any(broker.other_work for broker in brokers)
+    ):
+        return None, least
+    mean = fmean(counted)
     # Not `pstdev`, which is exact and slow.
-    spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))
-    capacity = sum(broker.capacity for broker in brokers)
-    return mean if evens_by_number(math.fsum(costs), spread, capacity) else None
+    spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in counted))
+    return (mean if evens_by_number(total, spread, capacity) else None), least
 
 
 def evens_by_number(total: float, spread: float, capacity: float) -> bool:

@@ -24,13 +24,7 @@ from equipoise.spark_jobs.audit.auditing import JOB, Audit, audited_by, new_audi
 from equipoise.spark_jobs.audit.auditor import Auditor
 from equipoise.spark_jobs.audit.reporting import Reach
 from equipoise.spark_jobs.rules.memory import StateRow
-from equipoise.spark_jobs.sequence.rows import (
-    Arrival,
-    Emitted,
-    Table,
-    finding_row,
-    row_beside,
-)
+from equipoise.spark_jobs.sequence.rows import Arrival, Emitted, Table, finding_row, row_beside
 from equipoise.spark_jobs.sources.folds import FoldStream, fold_session, run_folds, state_in
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import BatchDone

@@ -46,7 +46,6 @@ class Audited:
     case: Case
     records: int
     served: int
-    facts: int
     seconds: float
     findings: tuple[str, ...]
 
@@ -66,7 +65,6 @@ def audit(case: Case) -> Audited:
         case=case,
         records=len(run.channel),
         served=len(run.serving),
-        facts=pipeline.facts,
         seconds=seconds,
         findings=tuple(findings),
     )
@@ -98,14 +96,12 @@ def main() -> int:
     done = list(all_audited())
     findings = [f"{each.case}: {finding}" for each in done for finding in each.findings]
     print(*findings[:TOLD_MAX], sep="\n", file=sys.stderr)
-    records, served, facts, seconds = (
-        sum(getattr(each, name) for each in done)
-        for name in ("records", "served", "facts", "seconds")
+    records, served, seconds = (
+        sum(getattr(each, name) for each in done) for name in ("records", "served", "seconds")
     )
     results = {
         "records": records,
         "served": served,
-        "facts": facts,
         "findings": len(findings),
         "records_per_cpu_s": round(records / seconds),
     }

@@ -323,7 +323,8 @@ def test_a_cluster_with_more_of_everything_has_the_same_plan(
     ]
 
 
-@given(clusters(weights=st.floats(0.1, 1e3)), st.data())
+# With capacities of 100 and 300, rounding alone decides whether a broker gives its only bundle.
+@given(clusters(weights=st.floats(0.1, 1e3), capacities=(1, 100, 100, 290)), st.data())
 def test_bundles_without_load_never_move_and_let_nothing_else_move(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
@@ -333,10 +334,18 @@ def test_bundles_without_load_never_move_and_let_nothing_else_move(
         if not moves:
             break
         snapshot = after(snapshot, *moves)
-    capacities = [broker.capacity for broker in snapshot.brokers]
-    cost = sum(bundle.cost for broker in snapshot.brokers for bundle in broker.bundles)
+    # Barred brokers take no part.
+    capacities = {each.broker: each.capacity for each in snapshot.brokers if each.barred is None}
+    cost = sum(
+        bundle.cost
+        for each in snapshot.brokers
+        for bundle in each.bundles
+        if each.broker in capacities
+    )
     # Otherwise what is added is a part of the load.
-    assume(cost and 20 * IDLE_COST < 0.01 * cost * min(capacities) / sum(capacities))
+    assume(
+        cost and 20 * IDLE_COST < 0.01 * cost * min(capacities.values()) / sum(capacities.values())
+    )
     brokers = [
         replace(
             broker,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.shedder.balanced import BalancedMemory, BalancedShedder
+from equipoise.shedder.costs import IDLE_COST
 from equipoise.shedder.plan import Budget, Move, Plan, Predicted
 from equipoise.shedder.snapshot import (
     Candidates,
@@ -81,6 +82,16 @@ MOVES: dict[str, tuple[Sequence[WeighedBroker], Mapping[str, object], list[tuple
         [broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10)],
         {},
         [("a1", "b")],
+    ),
+    "equal bundles are spread by number, however many idle ones are beside them": (
+        [broker("a", 1, capacity=1), broker("b", 1, *(IDLE_COST,) * 20)],
+        {},
+        [],
+    ),
+    "light bundles count where they are much of the load": (
+        [broker("a", 10, *(0.09,) * 100), broker("b", 10)],
+        {"moves_max": 2},
+        [("a10", "b"), ("a100", "b")],
     ),
     "or none is small enough": (
         [broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10)],
