@@ -26,7 +26,7 @@ from tests.spark.archived import archive_entries
 RECORDS: Final = 5_000_000
 SNAPSHOT_RECORDS, BATCH_RECORDS = 100_000, 100_000
 SEED, BROKERS, BUNDLES, RENEWALS = 1, 16, 1_024, 0.9
-FORM: Final = 1
+FORM: Final = 2
 """Raised whenever another archive is to be made of the same number of records."""
 
 
