@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1_2
 
 WAIT_S_MAX = 600.0
 UNUSED = (
-    *("deltalake", "*duckdb*", "fontTools", "matplotlib", "PIL", "pillow.libs", "__pycache__"),
+    *("*duckdb*", "fontTools", "matplotlib", "PIL", "pillow.libs", "__pycache__"),
     *("tests", "include", "*.pyx"),
 )
 
