@@ -714,26 +714,31 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, settle_ratio: float) -> _Cl
 
 def _unit_of(brokers: Sequence[WeighedBroker], idle_max: float) -> tuple[float | None, float]:
     """Return the mean cost of the bundles that count if they cost nearly the same, or if all
-    together cost too little for a difference to be worth a pause; else None. Also return the most
-    that a bundle costs that does not count. `idle_max`: the cost of all idle bundles of a broker.
+    together cost too little for a difference to be worth a pause; else None. A bundle that costs at
+    most the second result does not count.
+
+    `idle_max`: what the idle bundles of one broker cost together at most.
 
     None, too, if a broker has other work, because measuring its capacity is not exact, and if not
     every broker can have a bundle, because it may help to split one.
     """
     costs = [bundle.cost for broker in brokers for bundle in broker.bundles]
     total, capacity = math.fsum(costs), sum(broker.capacity for broker in brokers)
-    least = min(idle_max, _IDLE_SHARE * max(costs, default=0)) if total > _WORTH * capacity else 0.0
-    counted = [cost for cost in costs if cost > least]
+    # Where all cost next to nothing, all count.
+    uncounted_max = (
+        min(idle_max, _IDLE_SHARE * max(costs, default=0)) if total > _WORTH * capacity else 0.0
+    )
+    counted = [cost for cost in costs if cost > uncounted_max]
     if (
         math.fsum(counted) < (1 - _IDLE_SHARE) * total
         or len(counted) < max(1, len(brokers))
         or any(broker.other_work for broker in brokers)
     ):
-        return None, least
+        return None, uncounted_max
     mean = fmean(counted)
     # Not `pstdev`, which is exact and slow.
     spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in counted))
-    return (mean if evens_by_number(total, spread, capacity) else None), least
+    return (mean if evens_by_number(total, spread, capacity) else None), uncounted_max
 
 
 def evens_by_number(total: float, spread: float, capacity: float) -> bool:

@@ -243,8 +243,8 @@ def spark_work(
 
 
 TASKS_MAX: Final = 5_000
-"""Tasks of one verification. With more segments a task replays several. A hundred million records
-are 1,000 segments."""
+"""Tasks of `side_by_side`. With more segments to verify, a task replays several. A hundred million
+records are 1,000 segments."""
 
 
 def side_by_side(
